@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/levels.hpp"
+
+namespace fw {
+
+const char *level_name(int32_t level) {
+  switch (level) {
+    case kBaseline: return "baseline";
+    case kAvx2: return "avx2";
+    case kAvx512: return "avx512";
+    default: return "none";
+  }
+}
+
+bool level_is_built(int32_t level) {
+#if defined(FW_HAVE_X86_LEVELS)
+  return level >= 0 && level < kLevelCount;
+#else
+  return level == kBaseline;
+#endif
+}
+
+bool level_is_available(int32_t level) {
+  if (!level_is_built(level)) return false;
+#if defined(FW_HAVE_X86_LEVELS)
+  __builtin_cpu_init();
+  if (level == kAvx2) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  }
+  if (level == kAvx512) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && level_is_available(kAvx2);
+  }
+#endif
+  return true;
+}
+
+int32_t best_level() {
+  for (int32_t level = kLevelCount - 1; level > 0; --level) {
+    if (level_is_available(level)) return level;
+  }
+  return kBaseline;
+}
+
+}  // namespace fw

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vector layer: one fp32 vector type a level, explicit fused multiply-add (the build contracts nothing by itself),
+// exp and its kin, and conversions of the three storage types. Included by *.isa.cpp files only.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if !defined(FW_LEVEL)
+#error "vec.hpp belongs in *.isa.cpp files, which the build compiles once a level"
+#endif
+
+namespace fw::FW_LEVEL {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef float UnalignedVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+constexpr int64_t pad_lanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+inline __attribute__((always_inline)) Vec load(const float *p) { return *reinterpret_cast<const UnalignedVec *>(p); }
+inline __attribute__((always_inline)) void store(float *p, Vec x) { *reinterpret_cast<UnalignedVec *>(p) = x; }
+inline __attribute__((always_inline)) Vec splat(float x) { return x - Vec{}; }
+
+// a * b + c; one rounding where the level has FMA
+inline __attribute__((always_inline)) Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+inline __attribute__((always_inline)) float fma(float a, float b, float c) {
+#if defined(__AVX2__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Sum of the lanes, always in the same order: halves are folded onto each other.
+inline __attribute__((always_inline)) float sum_lanes(Vec x) {
+#if defined(__AVX512F__)
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+#elif defined(__AVX2__)
+  const __m256 half = (__m256)x;
+#endif
+#if defined(__AVX2__)
+  __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
+#else
+  return (x[0] + x[2]) + (x[1] + x[3]);
+#endif
+}
+
+inline __attribute__((always_inline)) Vec select(IntVec mask, Vec yes, Vec no) {
+  return (Vec)(((IntVec)yes & mask) | ((IntVec)no & ~mask));
+}
+inline __attribute__((always_inline)) Vec max(Vec a, Vec b) { return select(a > b, a, b); }  // b when either is NaN
+inline __attribute__((always_inline)) Vec min(Vec a, Vec b) { return select(a < b, a, b); }
+
+// Nearest integer as a float, for |x| < 2^22.
+inline __attribute__((always_inline)) Vec round_near(Vec x) {
+  const Vec magic = splat(0x1.8p23f);
+  return (x + magic) - magic;
+}
+
+// e^x within 1.5 units in the last place; 0 for -inf, inf past 88.72, NaN for NaN, gradual underflow kept.
+inline __attribute__((always_inline)) Vec exp(Vec x) {
+  const Vec clamped = min(max(x, splat(-104.0f)), splat(89.0f));
+  const Vec n = round_near(clamped * splat(1.44269504f));
+  // ln 2 in two parts, the first with a short mantissa so that n * part is exact
+  Vec r = fma(n, splat(-0x1.62e4p-1f), clamped);
+  r = fma(n, splat(0x1.7f7d1cp-20f * -1.0f), r);
+  Vec p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + splat(1.0f);
+  // 2^n in two steps, each inside the exponent range
+  const IntVec whole = __builtin_convertvector(n, IntVec);
+  const IntVec first = whole >> 1, second = whole - first;
+  const Vec scale_first = (Vec)((first + 127) << 23), scale_second = (Vec)((second + 127) << 23);
+  const Vec y = p * scale_first * scale_second;
+  return select(x == x, y, x);
+}
+
+inline __attribute__((always_inline)) Vec sigmoid(Vec x) {
+  // e^-|x| never overflows; the two branches are 1/(1+e) and e/(1+e)
+  const Vec magnitude = (Vec)((IntVec)x & 0x7fffffff);
+  const Vec e = exp(-magnitude);
+  const Vec inverse = splat(1.0f) / (splat(1.0f) + e);
+  return select(x >= splat(0.0f), inverse, e * inverse);
+}
+
+}  // namespace fw::FW_LEVEL
