@@ -3,6 +3,7 @@
 
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <exception>
 #include <new>
