@@ -79,13 +79,13 @@ inline __attribute__((always_inline)) Vec round_near(Vec x) {
   return (x + magic) - magic;
 }
 
-// e^x within 1.5 units in the last place; 0 for -inf, inf past 88.72, NaN for NaN, gradual underflow kept.
-inline __attribute__((always_inline)) Vec exp(Vec x) {
-  const Vec clamped = min(max(x, splat(-104.0f)), splat(89.0f));
-  const Vec n = round_near(clamped * splat(1.44269504f));
-  // ln 2 in two parts, the first with a short mantissa so that n * part is exact
-  Vec r = fma(n, splat(-0x1.62e4p-1f), clamped);
-  r = fma(n, splat(0x1.7f7d1cp-20f * -1.0f), r);
+// e^x = m 2^n for x clamped to [-300, 300], m in (0.7, 1.42) within 1 unit in the last place; NaN stays in m.
+inline __attribute__((always_inline)) void exp_parts(Vec x, Vec *m, IntVec *n) {
+  const Vec clamped = min(max(x, splat(-300.0f)), splat(300.0f));
+  const Vec whole = round_near(clamped * splat(1.44269504f));
+  // ln 2 in two parts, the first of 13 bits: whole * part is exact without FMA too
+  Vec r = fma(whole, splat(-0x1.62ep-1f), clamped);
+  r = fma(whole, splat(-0x1.0bfbe8p-15f), r);
   Vec p = splat(1.9875691500e-4f);
   p = fma(p, r, splat(1.3981999507e-3f));
   p = fma(p, r, splat(8.3334519073e-3f));
@@ -93,20 +93,37 @@ inline __attribute__((always_inline)) Vec exp(Vec x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r) + splat(1.0f);
-  // 2^n in two steps, each inside the exponent range
-  const IntVec whole = __builtin_convertvector(n, IntVec);
-  const IntVec first = whole >> 1, second = whole - first;
-  const Vec scale_first = (Vec)((first + 127) << 23), scale_second = (Vec)((second + 127) << 23);
-  const Vec y = p * scale_first * scale_second;
-  return select(x == x, y, x);
+  *m = select(x == x, p, x);
+  *n = __builtin_convertvector(whole, IntVec);
 }
+
+// m 2^n with one rounding where the result is subnormal, for n in [-252, 254]: in two steps, each inside the exponent range
+inline __attribute__((always_inline)) Vec scale_inside(Vec m, IntVec n) {
+  const IntVec first = n >> 1, second = n - first;
+  return m * (Vec)((first + 127) << 23) * (Vec)((second + 127) << 23);
+}
+// m 2^n for any n: below 2^-252 times m it is 0 (NaN stays), above 2^254 times m as for 254
+inline __attribute__((always_inline)) Vec scale_by(Vec m, IntVec n) {
+  const IntVec is_tiny = n < -252, is_huge = n > 254;
+  const IntVec inside = (n & ~is_tiny & ~is_huge) | (254 & is_huge);
+  return scale_inside(select(is_tiny, m * splat(0.0f), m), inside);
+}
+
+// e^x within 1.02 units in the last place (tests/neighbours/test_vec.cpp); 0 for -inf, inf past 88.72, NaN for NaN,
+// gradual underflow kept.
+inline __attribute__((always_inline)) Vec exp(Vec x) {
+  Vec m;
+  IntVec n;
+  exp_parts(min(splat(89.0f), max(splat(-104.0f), x)), &m, &n);
+  return scale_inside(m, n);
+}
+
+inline __attribute__((always_inline)) Vec abs(Vec x) { return (Vec)((IntVec)x & 0x7fffffff); }
 
 inline __attribute__((always_inline)) Vec sigmoid(Vec x) {
   // e^-|x| never overflows; the two branches are 1/(1+e) and e/(1+e)
-  const Vec magnitude = (Vec)((IntVec)x & 0x7fffffff);
-  const Vec e = exp(-magnitude);
-  const Vec inverse = splat(1.0f) / (splat(1.0f) + e);
-  return select(x >= splat(0.0f), inverse, e * inverse);
+  const Vec e = exp(-abs(x));
+  return select(x >= splat(0.0f), splat(1.0f), e) / (splat(1.0f) + e);
 }
 
 }  // namespace fw::FW_LEVEL
