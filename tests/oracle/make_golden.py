@@ -130,8 +130,13 @@ def pack(entries):
             chunks.append(np.ascontiguousarray(x, "<f8").tobytes())
             offset += x.size
         listed.append({**entry, "tensors": places})
-    text = json.dumps({"format": "fastweight-golden", "version": 1, "cases": listed}, indent=1)
-    return text + "\n", b"".join(chunks)
+    lines = ['{"format": "fastweight-golden", "version": 1, "cases": [']
+    for i, case in enumerate(listed):
+        tensors = case.pop("tensors")
+        lines.append(json.dumps(case)[:-1] + ', "tensors": {')
+        lines.append(",\n".join(f" {json.dumps(name)}: {json.dumps(place)}" for name, place in tensors.items()))
+        lines.append("}}" if i == len(listed) - 1 else "}},")
+    return "\n".join(lines) + "\n]}\n", b"".join(chunks)
 
 
 def load(name, folder=GOLDEN):
