@@ -4,12 +4,12 @@
 Written from the formulas of include/fastweight/recurrence.h alone; the C++ reference is written apart from it and the two
 agree to 1e-12. Arrays have the layout of that header. Batch and heads are vectorised, tokens are a loop, the reverse
 recurrence walks the same tokens backwards over the stored states. Everything is computed in the dtype of q: fp64 is the
-truth, fp32 is the yardstick that error bounds are measured against.
+truth, fp32 with a Rounding the yardstick that error bounds are measured against (yardstick.py).
 
 Frozen: never edited in a change that edits a kernel (the rule stands in make_golden.py).
 """
 from dataclasses import dataclass, fields, replace
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -113,6 +113,17 @@ class Rows:
 
 
 @dataclass
+class Rounding:
+    """Where the yardstick rounds. The truth rounds nowhere."""
+
+    read: Callable = lambda x: x     # a state, its gradient, a pseudo-value or its gradient, where a product reads it
+    operand: Callable = lambda x: x  # q, k, a, b and the finished erase key
+
+
+EXACT = Rounding()
+
+
+@dataclass
 class Trail:
     """What the way back reads, by (first state of the segment, row or token)."""
 
@@ -153,7 +164,7 @@ def log_decay(call):
     return g[..., None] if gate == "scalar" else g
 
 
-def to_rows(call):
+def to_rows(call, rounding=EXACT):
     _, erase = call.axes()
     group = call.v.shape[2] // call.q.shape[2]
 
@@ -176,6 +187,9 @@ def to_rows(call):
             rows.v = rows.v * call.write_gate
     if erase == "independent":
         rows.a, rows.b = per_value_head(call.a), per_value_head(call.b)
+    for name in ("q", "k", "e", "a", "b"):
+        if getattr(rows, name) is not None:
+            setattr(rows, name, rounding.operand(getattr(rows, name)))
     return rows
 
 
@@ -202,19 +216,20 @@ def outer(x, y):
     return x[..., :, None] * y[..., None, :]
 
 
-def sub_step(S_before, decay, r, rows, erase):
-    """One write: (state after it, the decayed state, what was written along k). r indexes [batch rows, row]."""
+def sub_step(S_before, decay, r, rows, erase, rounding):
+    """One write: (state after it, the decayed state, the pseudo-value). r indexes [batch rows, row]."""
     S_decayed = S_before if decay is None else decay[..., None] * S_before
     if erase == "independent":
-        seen = dot_key(S_before, rows.a[r])
+        seen = rounding.read(dot_key(rounding.read(S_before), rows.a[r]))
         return S_decayed + outer(rows.b[r], seen) + outer(rows.k[r], rows.v[r]), S_decayed, seen
     written = rows.v[r]
     if erase != "none":
-        written = written - dot_key(S_decayed if erase == "shared_after" else S_before, rows.e[r])
+        read_from = S_decayed if erase == "shared_after" else S_before
+        written = rounding.read(written - dot_key(rounding.read(read_from), rows.e[r]))
     return S_decayed + outer(rows.k[r], written), S_decayed, written
 
 
-def walk(call, rows, want_states):
+def walk(call, rows, want_states, rounding=EXACT):
     """Forward loop. Returns o, final states [N,HV,K,V], final z and the trail (states in it only when asked)."""
     _, erase = call.axes()
     B, T, H, K = call.q.shape
@@ -239,8 +254,8 @@ def walk(call, rows, want_states):
                 if want_states:
                     trail.before[states.start, t * n_sub + j] = S
                 decay = np.exp(rows.g[batch, t]) if rows.g is not None and j == 0 else None
-                S, _, _ = sub_step(S, decay, r, rows, erase)
-            read = scale * dot_key(S, rows.q[batch, t])
+                S, _, _ = sub_step(S, decay, r, rows, erase, rounding)
+            read = scale * dot_key(rounding.read(S), rows.q[batch, t])
             if call.normalizer:
                 z = z + k_of_head[batch, t]
                 trail.z[states.start, t] = z
@@ -253,20 +268,20 @@ def walk(call, rows, want_states):
     return o, final, final_z, trail
 
 
-def forward(call):
+def forward(call, rounding=EXACT):
     """{"o", "final_state" in the call's layout, "final_z" with the normaliser}."""
-    o, final, final_z, _ = walk(call, to_rows(call), want_states=False)
+    o, final, final_z, _ = walk(call, to_rows(call, rounding), want_states=False, rounding=rounding)
     out = {"o": o, "final_state": np.ascontiguousarray(state_to_kv(final, call.layout))}
     if call.normalizer:
         out["final_z"] = final_z
     return out
 
 
-def backward(call, d_o=None, d_final_state=None, d_final_z=None):
+def backward(call, d_o=None, d_final_state=None, d_final_z=None, rounding=EXACT):
     """Gradients of sum(d_o * o) + sum(d_final_state * final_state) + sum(d_final_z * final_z) for every operand given."""
     gate, erase = call.axes()
-    rows = to_rows(call)
-    o, _, _, trail = walk(call, rows, want_states=True)
+    rows = to_rows(call, rounding)
+    o, _, _, trail = walk(call, rows, want_states=True, rounding=rounding)
     B, T, H, K = call.q.shape
     HV, V = call.v.shape[2:]
     group, n_sub, dtype = HV // H, call.n_sub, call.q.dtype
@@ -278,6 +293,8 @@ def backward(call, d_o=None, d_final_state=None, d_final_z=None):
     d = Rows(**{f.name: None if getattr(rows, f.name) is None else np.zeros(getattr(rows, f.name).shape, dtype)
                 for f in fields(Rows)})
     dk_of_head = np.zeros((B, T, H, K), dtype)
+    de_for_beta = None if d.e is None else np.zeros_like(d.e)  # equals d.e but for the yardstick's rounding
+    rounded = rounding.read
     d_initial, d_initial_z = np.array(dS_in, dtype), np.array(dz_in, dtype)
 
     for batch, first, last, states in segments(call):
@@ -293,30 +310,32 @@ def backward(call, d_o=None, d_final_state=None, d_final_z=None):
                 d.q[batch, t] += scale * d_weight[..., None] * z
                 dz = dz + (scale * d_weight[..., None] * q_t).reshape(-1, H, group, K).sum(2)
                 dk_of_head[batch, t] = dz
-            d.q[batch, t] += scale * dot_value(S_after, d_read)
+            d.q[batch, t] += scale * dot_value(rounded(S_after), d_read)
             dS = dS + scale * outer(q_t, d_read)
             for j in reversed(range(n_sub)):
                 r = (batch, t * n_sub + j)
                 S_before = trail.before[states.start, r[1]]
                 decay = np.exp(rows.g[batch, t]) if rows.g is not None and j == 0 else None
-                _, S_decayed, written = sub_step(S_before, decay, r, rows, erase)
-                d_written = dot_key(dS, rows.k[r])  # dS^T k
+                _, S_decayed, written = sub_step(S_before, decay, r, rows, erase, rounding)
+                dS_read, S_read = rounded(dS), rounded(S_decayed if erase == "shared_after" else S_before)
+                d.v[r] = dot_key(dS_read, rows.k[r])
                 dS_decayed, dS_before = dS, None
-                d.v[r] = d_written
                 if erase == "independent":
-                    seen, d_seen = written, dot_key(dS, rows.b[r])
-                    d.k[r] = dot_value(dS, rows.v[r])
-                    d.b[r] = dot_value(dS, seen)
-                    d.a[r] = dot_value(S_before, d_seen)
+                    seen, d_seen = written, rounded(dot_key(dS_read, rows.b[r]))
+                    d.k[r] = dot_value(dS_read, rows.v[r])
+                    d.b[r] = dot_value(dS_read, seen)
+                    d.a[r] = dot_value(S_read, d_seen)
                     dS_before = outer(rows.a[r], d_seen)
                 else:
-                    d.k[r] = dot_value(dS, written)
-                if erase == "shared_after":
-                    d.e[r] = -dot_value(S_decayed, d_written)
-                    dS_decayed = dS - outer(rows.e[r], d_written)
-                if erase == "shared_before":
-                    d.e[r] = -dot_value(S_before, d_written)
-                    dS_before = -outer(rows.e[r], d_written)
+                    d.k[r] = dot_value(dS_read, written)
+                if erase in ("shared_after", "shared_before"):
+                    d_written = rounded(d.v[r])
+                    de_for_beta[r] = -dot_value(S_read, d.v[r])
+                    d.e[r] = -dot_value(S_read, d_written)
+                    if erase == "shared_after":
+                        dS_decayed = dS - outer(rows.e[r], d_written)
+                    else:
+                        dS_before = -outer(rows.e[r], d_written)
                 if decay is None:
                     dS = dS_decayed
                 else:
@@ -326,10 +345,10 @@ def backward(call, d_o=None, d_final_state=None, d_final_z=None):
                 if dS_before is not None:
                     dS = dS + dS_before
         d_initial[states], d_initial_z[states] = dS, dz
-    return from_rows(call, rows, d, dk_of_head, d_initial, d_initial_z)
+    return from_rows(call, d, dk_of_head, de_for_beta, d_initial, d_initial_z)
 
 
-def from_rows(call, rows, d, dk_of_head, d_initial, d_initial_z):
+def from_rows(call, d, dk_of_head, de_for_beta, d_initial, d_initial_z):
     """Undoes to_rows: gradients of the operands as given."""
     gate, erase = call.axes()
     H, group = call.q.shape[2], call.v.shape[2] // call.q.shape[2]
@@ -354,7 +373,7 @@ def from_rows(call, rows, d, dk_of_head, d_initial, d_initial_z):
         if call.write_gate is not None:
             out["d_write_gate"] = d.v * call.v * beta
         if call.beta is not None:
-            d_beta = (d.e * base * erase_gate).sum(-1) + (d.v * call.v * write_gate).sum(-1)
+            d_beta = (de_for_beta * base * erase_gate).sum(-1) + (d.v * call.v * write_gate).sum(-1)
             out["dbeta"] = gates.gate_backward(call.beta_input, d_beta, call.beta)[0]
         d_base = per_key_head(d.e * erase_gate * beta)
         if p is None:
