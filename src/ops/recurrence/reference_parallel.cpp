@@ -3,8 +3,8 @@
 //   S_i = D_i S_{i-1} - y_i z_i^T + k_i v'_i^T,   z_i = x_i^T S_{i-1},
 // with y = k, x = D e or e (shared) and y = -b, x = a (independent), so z solves the triangular system
 // (I + L) z = B S_0 + L_k V' by forward substitution, and o_i follows from rows of the q k and q y products.
-// Plan: an item is a value head; near[j] = D_{j+1:i} k_j and D_{j+1:i} y_j are carried from row to row, which keeps every
-// factor a product of decays and needs no difference of logarithms. Scratch a slot: 2 R K + 2 R V + K V reals.
+// Plan: an item is a value head; near[j] = D_{j+1:i} k_j and D_{j+1:i} y_j are carried from row to row: every
+// factor is a product of decays, no difference of logarithms is taken. Scratch a slot: 2 R K + 2 R V + K V reals.
 #include "core/context.hpp"
 #include "core/ledger.hpp"
 #include "ops/recurrence/reference.hpp"
