@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Every row of src/ops/recurrence/catalogue.cpp has its number in the header, a page, a NumPy oracle with golden data, a
+C++ test and a benchmark.
+
+A test or benchmark reaches a row by its name, by its number, or by going over the whole catalogue (FW_OP_COUNT).
+"""
+
+import re
+
+import checks
+
+CATALOGUE = "src/ops/recurrence/catalogue.cpp"
+HEADER = "include/fastweight/recurrence.h"
+ROW = re.compile(r'^\s*\{"(\w+)",\s*(FW_OP_\w+),', re.MULTILINE)
+
+# what -> (pattern of the files, patterns one of which must occur in one of them)
+PLACES = [
+    ("a NumPy oracle", r"tests/oracle/.*\.py", [r"[\"']{row}[\"']", r"\bdef {row}\b"]),
+    ("a C++ test", r"tests/.*\.(cpp|hpp)", [r'"{row}"', r"\b{op}\b", r"\bFW_OP_COUNT\b"]),
+    ("a benchmark", r"bench/.*\.(cpp|hpp|py|json)", [r'"{row}"', r"'{row}'", r"\b{op}\b", r"\bFW_OP_COUNT\b"]),
+]
+
+
+def check(root, build):
+    del build
+    if not (root / CATALOGUE).exists():
+        return [f"{CATALOGUE}: missing"]
+    rows = ROW.findall(checks.read(root, CATALOGUE))
+    if not rows:
+        return [f"{CATALOGUE}: no row found"]
+    header = checks.read(root, HEADER)
+    findings = []
+    count = re.search(r"#define FW_OP_COUNT (\d+)", header)
+    if not count or int(count.group(1)) != len(rows) + 1:
+        findings.append(f"{HEADER}: FW_OP_COUNT is {count.group(1) if count else 'missing'}, the catalogue has {len(rows)} rows and by_axes")
+    files = checks.tracked(root)
+    texts = [(what, patterns, "\n".join(checks.read(root, path) for path in files if re.fullmatch(where, str(path))))
+             for what, where, patterns in PLACES]
+    for row, op in rows:
+        if op != f"FW_OP_{row.upper()}":
+            findings.append(f"{CATALOGUE}: row {row} has the number {op}, expected FW_OP_{row.upper()}")
+        if not re.search(rf"\b{op} = \d+", header):
+            findings.append(f"{HEADER}: no {op}")
+        for path in (f"docs/operators/{row}.md", f"tests/oracle/golden/{row}.json"):
+            if not (root / path).exists():
+                findings.append(f"{row}: {path} is missing")
+        for what, patterns, text in texts:
+            if not any(re.search(pattern.format(row=row, op=op), text) for pattern in patterns):
+                findings.append(f"{row}: {what} is missing")
+    names = {row for row, _ in rows} | {"by_axes"}
+    for path in files:
+        if path.match("docs/operators/*.md") and path.stem not in names and path.stem != "README":
+            findings.append(f"{path}: no such row in the catalogue")
+    return findings
+
+
+if __name__ == "__main__":
+    checks.run(check, __doc__)
