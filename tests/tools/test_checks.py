@@ -191,6 +191,13 @@ def test_comments_with_a_content_pass(tree, comment):
     assert tree.findings(check_comments) == []
 
 
+def test_a_header_may_title_its_sections(tree):
+    tree.write("src/core/a.hpp", f"{SPDX}// ---- loops ----\n")
+    assert tree.findings(check_comments) == []
+    tree.write("src/core/a.hpp", f"{SPDX}// ==== loops ====\n")
+    only(tree.findings(check_comments), "a.hpp:2", "banner")
+
+
 def test_words_in_strings_are_no_comments(tree):
     tree.write("src/core/a.cpp", f'{SPDX}const char *a = "// TODO";\n')
     assert tree.findings(check_comments) == []
