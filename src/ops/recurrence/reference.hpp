@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The truth: the recurrence token by token and its reverse, for every row and every call by axes, forward, backward
-// and step. fp64 descriptors are computed in fp64, all others in fp32. Also the whole-sequence masked matrix form.
-// Frozen: never edited in a change that edits a kernel.
+// and step; fp64 descriptors are computed in fp64, all others in fp32. And the whole-sequence masked matrix form, in
+// fp64. Frozen: never edited in a change that edits a kernel.
 #pragma once
 #include <stdint.h>
 

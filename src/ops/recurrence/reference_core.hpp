@@ -10,14 +10,13 @@
 
 namespace fw::recurrence {
 
-// Nothing is rounded and keys are summed in their order.
+// Nothing is rounded.
 struct Exact {
   static constexpr bool kIsExact = true;
   template <class Real>
   Real operand(Real x) const { return x; }  // q, k, a, b and the erase key, wherever they are multiplied
   template <class Real>
   Real stored(Real x) const { return x; }   // the state and its gradient when read, pseudo-values and their gradients
-  int64_t key(int64_t i, int64_t) const { return i; }
 };
 
 template <class Real>
@@ -55,8 +54,7 @@ struct Core {
   // out = S^T x
   void read(const Real *S, const Real *x, Real *out) const {
     for (int64_t v = 0; v < V; ++v) out[v] = 0;
-    for (int64_t i = 0; i < K; ++i) {
-      const int64_t k = round.key(i, K);
+    for (int64_t k = 0; k < K; ++k) {
       const Real factor = round.operand(x[k]);
       for (int64_t v = 0; v < V; ++v) out[v] += round.stored(S[k * V + v]) * factor;
     }

@@ -4,7 +4,9 @@
 // with y = k, x = D e or e (shared) and y = -b, x = a (independent), so z solves the triangular system
 // (I + L) z = B S_0 + L_k V' by forward substitution, and o_i follows from rows of the q k and q y products.
 // Plan: an item is a value head; near[j] = D_{j+1:i} k_j and D_{j+1:i} y_j are carried from row to row: every
-// factor is a product of decays, no difference of logarithms is taken. Scratch a slot: 2 R K + 2 R V + K V reals.
+// factor is a product of decays, no difference of logarithms is taken. Sums are fp64 for every storage type, since
+// the system of a whole sequence loses more in fp32 than the token loop does. Scratch a slot: 2 R K + 2 R V + K V
+// doubles.
 #include "core/context.hpp"
 #include "core/ledger.hpp"
 #include "ops/recurrence/reference.hpp"
@@ -13,10 +15,9 @@
 namespace fw::recurrence {
 namespace {
 
-template <class Real>
 class ParallelRun {
  public:
-  explicit ParallelRun(const Problem &p) : p_(p), scale_(static_cast<Real>(p.scale)) {}
+  explicit ParallelRun(const Problem &p) : p_(p), scale_(p.scale) {}
 
   uint64_t workspace(const fw_context &context) const {
     const int64_t slots = p_.HV < context.n_threads ? p_.HV : context.n_threads;
@@ -36,12 +37,12 @@ class ParallelRun {
 
  private:
   struct Buffers {
-    Row<Real> row;
-    Real *far_state;           // [K,V]: D_{1:i} S_0
-    Real *near_k, *near_y;     // [R,K]
-    Real *values, *feedback;   // [R,V]: v' and z
-    Real *x_row, *out;         // [R], [V]
-    Real *z;                   // [K], the normaliser
+    RowOperands<double> row;
+    double *far_state;           // [K,V]: D_{1:i} S_0
+    double *near_k, *near_y;     // [R,K]
+    double *values, *feedback;   // [R,V]: v' and z
+    double *x_row, *out;         // [R], [V]
+    double *z;                   // [K], the normaliser
   };
 
   uint64_t slot_bytes() const {
@@ -52,17 +53,17 @@ class ParallelRun {
   Buffers lay_out(Ledger &ledger) const {
     const int64_t K = p_.K, V = p_.V, R = p_.R;
     Buffers b = {};
-    Row<Real> &row = b.row;
-    for (Real **vector : {&row.q, &row.k, &row.x, &row.b, &row.base, &row.erase_gate, &row.decay, &b.z}) {
-      *vector = ledger.take<Real>(K);
+    RowOperands<double> &row = b.row;
+    for (double **vector : {&row.q, &row.k, &row.x, &row.b, &row.base, &row.erase_gate, &row.decay, &b.z}) {
+      *vector = ledger.take<double>(K);
     }
-    for (Real **vector : {&row.v, &row.v_raw, &row.write_gate, &b.out}) *vector = ledger.take<Real>(V);
-    b.far_state = ledger.take<Real>(K * V);
-    b.near_k = ledger.take<Real>(R * K);
-    b.near_y = ledger.take<Real>(R * K);
-    b.values = ledger.take<Real>(R * V);
-    b.feedback = ledger.take<Real>(R * V);
-    b.x_row = ledger.take<Real>(R);
+    for (double **vector : {&row.v, &row.v_raw, &row.write_gate, &b.out}) *vector = ledger.take<double>(V);
+    b.far_state = ledger.take<double>(K * V);
+    b.near_k = ledger.take<double>(R * K);
+    b.near_y = ledger.take<double>(R * K);
+    b.values = ledger.take<double>(R * V);
+    b.feedback = ledger.take<double>(R * V);
+    b.x_row = ledger.take<double>(R);
     return b;
   }
 
@@ -78,7 +79,7 @@ class ParallelRun {
   }
 
   // out = x^T (far state + sum over j < n_rows of near_k_j v'_j^T - near_y_j z_j^T)
-  void read(const Real *x, int64_t n_rows, const Buffers &b, Real *out) const {
+  void read(const double *x, int64_t n_rows, const Buffers &b, double *out) const {
     const int64_t K = p_.K, V = p_.V;
     for (int64_t v = 0; v < V; ++v) out[v] = 0;
     for (int64_t k = 0; k < K; ++k) {
@@ -88,8 +89,8 @@ class ParallelRun {
     if (p_.erase != FW_ERASE_NONE) add_products(x, n_rows, b.near_y, b.feedback, -1, b.x_row, out);
   }
   // One row of the matrix x near^T, then its product with the values.
-  void add_products(const Real *x, int64_t n_rows, const Real *near, const Real *values, Real sign, Real *row,
-                    Real *out) const {
+  void add_products(const double *x, int64_t n_rows, const double *near, const double *values, double sign,
+                    double *row, double *out) const {
     for (int64_t j = 0; j < n_rows; ++j) {
       row[j] = 0;
       for (int64_t k = 0; k < p_.K; ++k) row[j] += x[k] * near[j * p_.K + k];
@@ -122,11 +123,11 @@ class ParallelRun {
       }
       load_query(p_, rows.batch, t, h, b.row);
       read(b.row.q, done, b, b.out);
-      Real divisor = 0;
+      double divisor = 0;
       for (int64_t k = 0; p_.has_normalizer && k < K; ++k) divisor += b.row.q[k] * b.z[k];
       for (int64_t v = 0; v < V; ++v) {
         b.out[v] *= scale_;
-        if (p_.has_normalizer) b.out[v] /= scale_ * divisor + Real(1e-10);
+        if (p_.has_normalizer) b.out[v] /= scale_ * divisor + 1e-10;
       }
       store_row_of(p_.o, rows.batch, t, hv, V, b.out);
     }
@@ -144,7 +145,7 @@ class ParallelRun {
   }
 
   const Problem &p_;
-  Real scale_;
+  double scale_;
 };
 
 }  // namespace
@@ -160,15 +161,11 @@ bool reference_parallel_accepts(const fw_context &, const Problem &p, Reason &re
 }
 
 uint64_t reference_parallel_workspace(const fw_context &context, const Problem &p) {
-  return p.is_f64 ? ParallelRun<double>(p).workspace(context) : ParallelRun<float>(p).workspace(context);
+  return ParallelRun(p).workspace(context);
 }
 
 void run_reference_parallel(fw_context &context, const Problem &p, void *workspace) {
-  if (p.is_f64) {
-    ParallelRun<double>(p).run(context, workspace);
-  } else {
-    ParallelRun<float>(p).run(context, workspace);
-  }
+  ParallelRun(p).run(context, workspace);
 }
 
 }  // namespace fw::recurrence

@@ -105,7 +105,7 @@ Real chain(Real slope, Real gradient) {
 
 // Operands of one sub-step of one value head. Absent factors are 1.
 template <class Real>
-struct Row {
+struct RowOperands {
   Real *q, *k, *x, *b;        // [K]
   Real *base, *erase_gate;    // [K]: x = beta * erase_gate * base
   Real *decay;                // [K]
@@ -114,7 +114,7 @@ struct Row {
 };
 
 template <class Real>
-void load_beta(const Problem &p, int64_t batch, int64_t row, int64_t hv, Row<Real> &to) {
+void load_beta(const Problem &p, int64_t batch, int64_t row, int64_t hv, RowOperands<Real> &to) {
   to.beta = to.dbeta_dx = 1;
   if (!given(p.beta)) return;
   const Real x = static_cast<Real>(load_f64(p.beta.data, p.beta.dtype, row_offset(p.beta, batch, row, hv)));
@@ -127,7 +127,7 @@ void load_beta(const Problem &p, int64_t batch, int64_t row, int64_t hv, Row<Rea
 
 // k, x, b, v of row r (= t * n_sub + j).
 template <class Real>
-void load_sub_step(const Problem &p, int64_t batch, int64_t row, int64_t hv, Row<Real> &to) {
+void load_sub_step(const Problem &p, int64_t batch, int64_t row, int64_t hv, RowOperands<Real> &to) {
   const int64_t h = hv / p.group(), K = p.K, V = p.V;
   load_row_of(p.k, batch, row, h, K, to.k);
   if (p.has_l2norm) l2_normalise(to.k, K);
@@ -156,7 +156,7 @@ void load_sub_step(const Problem &p, int64_t batch, int64_t row, int64_t hv, Row
 }
 
 template <class Real>
-void load_decay(const Problem &p, int64_t batch, int64_t t, int64_t hv, Row<Real> &to) {
+void load_decay(const Problem &p, int64_t batch, int64_t t, int64_t hv, RowOperands<Real> &to) {
   if (p.gate == FW_GATE_NONE) return;
   if (p.gate == FW_GATE_SCALAR) {
     const Real decay = std::exp(gate_value<Real>(p, batch, t, hv, 0).g);
@@ -167,7 +167,7 @@ void load_decay(const Problem &p, int64_t batch, int64_t t, int64_t hv, Row<Real
 }
 
 template <class Real>
-void load_query(const Problem &p, int64_t batch, int64_t t, int64_t h, Row<Real> &to) {
+void load_query(const Problem &p, int64_t batch, int64_t t, int64_t h, RowOperands<Real> &to) {
   load_row_of(p.q, batch, t, h, p.K, to.q);
   if (p.has_l2norm) l2_normalise(to.q, p.K);
 }

@@ -39,7 +39,7 @@ class ReferenceRun {
 
  private:
   struct Buffers {
-    Row<Real> row;
+    RowOperands<Real> row;
     CoreScratch<Real> scratch;
     SubStepGrads<Real> grads;     // of one sub-step
     Real *S, *z, *num;            // [K,V], [K], [V]
@@ -69,7 +69,7 @@ class ReferenceRun {
   Buffers lay_out(Ledger &ledger) const {
     const int64_t K = p_.K, V = p_.V;
     Buffers b = {};
-    Row<Real> &row = b.row;
+    RowOperands<Real> &row = b.row;
     CoreScratch<Real> &scratch = b.scratch;
     SubStepGrads<Real> &grads = b.grads;
     for (Real **vector : {&row.q, &row.k, &row.x, &row.b, &row.base, &row.erase_gate, &row.decay, &b.z}) {
@@ -99,7 +99,7 @@ class ReferenceRun {
     return ledger.take<Real>(mul_fits(rows, size, &count) ? count : -1);
   }
 
-  SubStep<Real> sub_step(const Row<Real> &row, int64_t j) const {
+  SubStep<Real> sub_step(const RowOperands<Real> &row, int64_t j) const {
     return {p_.gate != FW_GATE_NONE && j == 0 ? row.decay : nullptr, row.k,
             p_.erase == FW_ERASE_NONE ? nullptr : row.x, row.b, row.v};
   }
@@ -278,7 +278,7 @@ class ReferenceRun {
   // The finished erase key and value to what they are made of. `at`: offset of the row in the sums of the group.
   void store_operand_grads(int64_t batch, int64_t row, int64_t hv, int64_t at, Buffers &b) const {
     const int64_t K = p_.K, V = p_.V;
-    const Row<Real> &r = b.row;
+    const RowOperands<Real> &r = b.row;
     if (is_independent()) {
       for (int64_t k = 0; k < K; ++k) b.dx[at + k] += b.grads.dx[k];
     }
