@@ -85,6 +85,7 @@ need() {
         python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
         fw_have pkg-config || missing+=(pkg-config)
         fw_have make || missing+=(make)
+        fw_have patch || missing+=(patch)
         ;;
       clang)
         fw_have clang++ || missing+=(clang)
