@@ -55,8 +55,8 @@ def check(root, build):
         for number, line in checks.split_comments(path, text)[1]:
             stripped = line.rstrip()
             findings += [f"{path}:{number}: {why}: {stripped.strip()!r}" for pattern, why in WORDS if pattern.search(stripped)]
-            # a header may title its sections, "---- words ----"; everything else of that kind is decoration
-            is_title = path.suffix in (".h", ".hpp") and re.match(r" ?-{4} \w", stripped)
+            # one line "---- words ----" titles a section; everything else of that kind is decoration
+            is_title = re.match(r" ?-{4} \S", stripped)
             if RULE.search(stripped) and not is_title:
                 findings.append(f"{path}:{number}: a banner line")
             if code_line.match(stripped):

@@ -13,6 +13,7 @@ import checks
 MAX_LINES = 500
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OWN_IN_PYTHON = re.compile(r"(?<!\.)\b[A-Za-z_][A-Za-z0-9_]*")  # x.new_zeros is another library's word
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 BAD_PARTS = {"fast", "faster", "fastest", "optimized", "optimised", "magic", "hack", "ultra", "turbo", "blazing"}
 BAD_SHAPE = re.compile(r"(_v[2-9]$|_v[2-9]_|^new_|[a-z]_new$|^(kernel|impl|method|test|helper|func)_?[0-9]+$)")
@@ -58,8 +59,9 @@ def check(root, build):
             findings.append(f"{path}: the file's name has {bad_name(path.stem)}")
         code, _ = checks.split_comments(path, "\n".join(lines))
         seen = set()
+        identifier = OWN_IN_PYTHON if path.suffix == ".py" else IDENTIFIER
         for number, line in enumerate(code.split("\n"), start=1):
-            for name in IDENTIFIER.findall(line):
+            for name in identifier.findall(line):
                 if name not in seen and bad_name(name):
                     seen.add(name)
                     findings.append(f"{path}:{number}: the name {name} has {bad_name(name)}")
