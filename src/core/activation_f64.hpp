@@ -13,8 +13,12 @@ inline double sigmoid_f64(double x) {
   return (x >= 0 ? 1.0 : e) / (1.0 + e);
 }
 inline double softplus_f64(double x) { return (x > 0 ? x : 0.0) + ::log1p(::exp(-::fabs(x))); }
-inline double silu_f64(double x) { return x * sigmoid_f64(x); }
-inline double silu_slope_f64(double x) { return sigmoid_f64(x) * (1.0 + x * sigmoid_f64(-x)); }
+// past +-1e4 both have reached their limits, which +-inf then gets
+inline double silu_f64(double x) { return (x < -1e4 ? -1e4 : x) * sigmoid_f64(x); }
+inline double silu_slope_f64(double x) {
+  const double inside = x < -1e4 ? -1e4 : x > 1e4 ? 1e4 : x;
+  return sigmoid_f64(x) * (1.0 + inside * sigmoid_f64(-x));
+}
 
 // act(x) and its derivative, for NONE, SILU, SIGMOID
 inline double activation_f64(fw_activation kind, double x) {

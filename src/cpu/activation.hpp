@@ -65,7 +65,7 @@ inline __attribute__((always_inline)) Vec silu(Vec x) {
   Vec m;
   IntVec n;
   sigmoid_parts(x, decay_of(x), &m, &n);
-  return scale_by(x * m, n);
+  return scale_by(max(splat(-1000.0f), x) * m, n);  // 0 from there on; -inf too
 }
 inline __attribute__((always_inline)) Vec sigmoid_slope(Vec x) {
   const Decay d = decay_of(x);
@@ -77,7 +77,8 @@ inline __attribute__((always_inline)) Vec silu_slope(Vec x) {  // s (1 + x (1 - 
   IntVec n;
   sigmoid_parts(x, d, &m, &n);
   const Vec rest = select(x >= splat(0.0f), d.e, splat(1.0f)) / (splat(1.0f) + d.e);
-  return scale_by(m * fma(x, rest, splat(1.0f)), n);
+  const Vec inside = min(splat(1000.0f), max(splat(-1000.0f), x));  // 0 and 1 from there on; +-inf too
+  return scale_by(m * fma(inside, rest, splat(1.0f)), n);
 }
 
 // FW_ACTIVATION_NONE, SILU, SIGMOID
@@ -101,7 +102,7 @@ inline __attribute__((always_inline)) void two_sum(Vec x, Vec bias, Vec *high, V
   *low = (Vec)((IntVec)rest & (abs(sum) < splat(__builtin_inff())));
 }
 
-// ---- gate activations, kind FW_GATE_KIND_* -------------------------------------------------------------------------
+// gate activations, kind FW_GATE_KIND_*
 
 // y = g or beta of the logits x. a_log and dt_bias: rows of n (a splat for one value), nullptr for 0.
 inline void activate_gate_row(int32_t kind, const float *x, int64_t n, const float *a_log, const float *dt_bias,
@@ -185,7 +186,7 @@ inline void gate_grad_row(int32_t kind, const float *x, const float *dy, int64_t
   zero_tail(dx, n);
 }
 
-// ---- norms of a row; rows are padded with 0 -------------------------------------------------------------------------
+// norms of a row; rows are padded with 0
 
 // sum a[i] b[i] in four chains, always in the same order for one `padded`
 inline float dot_row(const float *a, const float *b, int64_t padded) {
