@@ -39,7 +39,7 @@ Outputs<Real> parallel(const Problem<Real> &p) {
   add_matmul(s.Qd, s.QY(), solve_by(FW_BY_SUBSTITUTION, e.L, e.B), Sign::kMinus, Shape::kLower);
   add_matmul(out.o, out.attention, p.v, Sign::kPlus, Shape::kLower);
   add_matmul(out.o, s.Qd, p.initial_state);
-  const Segment<Real> whole = segment(p, FW_BY_SUBSTITUTION);
+  const Segment<Real> whole = segment(slice(p, 0, p.T), FW_BY_SUBSTITUTION);
   out.state = whole.H;
   add_matmul(out.state, whole.P, p.initial_state);
   return out;
