@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data for the tests of forms.h, and the recurrence written down once more from its definition.
 //
-// Sizes are small on purpose: T <= 13, K, V <= 8, entries below 1 and keys no longer than 1, so every value stays near 1.
-// A result is then a sum of at most T K T < 1400 products and carries an fp64 rounding error below 1400 * 2^-53 = 1.6e-13:
-// kTight = 1e-12. In fp32 the same count gives 8.4e-5: kLoose = 1e-4.
+// Sizes are small on purpose: T <= 13, K, V <= 8, entries below 1 and keys no longer than 1, so every value stays
+// near 1. A result is then a sum of at most T K T < 1400 products and carries an fp64 rounding error below 1400 *
+// 2^-53 = 1.6e-13: kTight = 1e-12. In fp32 the same count gives 8.4e-5: kLoose = 1e-4.
 #pragma once
 #include <gtest/gtest.h>
 #include <math.h>
@@ -63,8 +63,9 @@ struct Shape {
 inline std::string describe(const Shape &s) {
   const char *gates[] = {"no gate", "scalar gate", "vector gate"};
   const char *erases[] = {"no erase", "shared after", "shared before", "independent"};
-  return std::string(gates[s.gate]) + ", " + erases[s.erase] + (s.has_p ? ", p" : "") + (s.has_gates ? ", erase and write gate" : "") +
-         ", T " + std::to_string(s.T) + " K " + std::to_string(s.K) + " V " + std::to_string(s.V);
+  return std::string(gates[s.gate]) + ", " + erases[s.erase] + (s.has_p ? ", p" : "") +
+         (s.has_gates ? ", erase and write gate" : "") + ", T " + std::to_string(s.T) + " K " + std::to_string(s.K) +
+         " V " + std::to_string(s.V);
 }
 
 // Every <gate, erase>, and the shared key's extra operands.
@@ -241,6 +242,19 @@ inline Array write(const Data &d, fw_form_method method = FW_BY_SUBSTITUTION) {
 }
 inline Array feedback(const Data &d, fw_form_method method = FW_BY_SUBSTITUTION) {
   return run_operator(fw_form_feedback_f64, d, method, d.s.V);
+}
+
+// B S_0 + L_k V'
+inline Array feedback_source_of(const Data &d) {
+  const Shape &s = d.s;
+  const Graph e = graph(d);
+  Output v(s.T * s.V);
+  const fw_form_problem_f64 problem = d.problem();
+  EXPECT_EQ(fw_form_normal_f64(&problem, nullptr, nullptr, v), FW_OK);
+  Array source = multiply(e.L_k, v.array(), s.T, s.T, s.V);
+  const Array from_state = multiply(e.B, d.S0, s.T, s.K, s.V);
+  for (size_t i = 0; i < source.size(); ++i) source[i] += from_state[i];
+  return source;
 }
 
 inline Result recurrent(const Data &d) {

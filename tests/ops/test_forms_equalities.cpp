@@ -104,8 +104,8 @@ void expect_chunk_equals_recurrent(fw_chunk_kind kind) {
 TEST(Forms, ChunkSolveEqualsRecurrent) { expect_chunk_equals_recurrent(FW_CHUNK_SOLVE); }
 TEST(Forms, ChunkFactorsEqualRecurrent) { expect_chunk_equals_recurrent(FW_CHUNK_FACTORS); }
 
-// Two sub-steps a token (one decay before the first, one read after the last) are the gated delta rule on 2T tokens with
-// g = 0 at every second one.
+// Two sub-steps a token (one decay before the first, one read after the last) are the gated delta rule on 2T tokens
+// with g = 0 at every second one.
 TEST(Forms, DeltaProductIsTheInterleavedDeltaRule) {
   Shape s{FW_GATE_SCALAR, FW_ERASE_SHARED_AFTER, 12, 5, 3};
   Data d(s, 7);
@@ -217,8 +217,8 @@ TEST(Forms, InputsStayUntouched) {
     ASSERT_EQ(fw_form_chunk_f64(&problem, 4, FW_CHUNK_FACTORS, o, state), FW_OK);
     ASSERT_EQ(fw_form_recurrent_f64(&problem, o, state), FW_OK);
     feedback(d), erase(d), write(d);
-    for (const auto member : {&Data::q, &Data::k, &Data::v, &Data::p, &Data::beta, &Data::erase_gate, &Data::write_gate,
-                              &Data::a, &Data::b, &Data::g, &Data::S0}) {
+    for (const auto member : {&Data::q, &Data::k, &Data::v, &Data::p, &Data::beta, &Data::erase_gate,
+                              &Data::write_gate, &Data::a, &Data::b, &Data::g, &Data::S0}) {
       EXPECT_EQ(d.*member, copy.*member);
     }
   }

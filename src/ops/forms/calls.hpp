@@ -25,11 +25,13 @@ void copy_out(const Matrix<Real> &from, Real *to) {
   for (size_t i = 0; to && i < from.data.size(); ++i) to[i] = from.data[i];
 }
 
-// Checks, then runs body(problem) -> void.
+// Checks, then runs body(problem) -> void. `result` is the output that must be there when there are tokens.
 template <class Real, class Desc, class Body>
-fw_status with_problem(const char *op, const Desc *desc, Needs needs, Body body) {
+fw_status with_problem(const char *op, const Desc *desc, Needs needs, const char *name, const Real *result,
+                       Body body) {
   Operands<Real> operands;
   FW_TRY(check_problem(op, desc, needs, operands));
+  if (name && operands.T > 0) FW_TRY(check_pointer(op, name, result));
   return guarded(op, [&] {
     body(make_problem(operands));
     return FW_OK;
@@ -38,8 +40,7 @@ fw_status with_problem(const char *op, const Desc *desc, Needs needs, Body body)
 
 template <class Real, class Desc>
 fw_status call_recurrent(const char *op, const Desc *desc, Real *o, Real *final_state) {
-  FW_TRY(check_pointer(op, "o", o));
-  return with_problem<Real>(op, desc, {true, false}, [&](const Problem<Real> &p) {
+  return with_problem<Real>(op, desc, {true, false}, "o", o, [&](const Problem<Real> &p) {
     const Outputs<Real> out = recurrent(p);
     copy_out(out.o, o);
     copy_out(out.state, final_state);
@@ -48,8 +49,7 @@ fw_status call_recurrent(const char *op, const Desc *desc, Real *o, Real *final_
 
 template <class Real, class Desc>
 fw_status call_parallel(const char *op, const Desc *desc, Real *o, Real *final_state, Real *attention) {
-  FW_TRY(check_pointer(op, "o", o));
-  return with_problem<Real>(op, desc, {true, true}, [&](const Problem<Real> &p) {
+  return with_problem<Real>(op, desc, {true, true}, "o", o, [&](const Problem<Real> &p) {
     const Outputs<Real> out = parallel(p);
     copy_out(out.o, o);
     copy_out(out.state, final_state);
@@ -62,8 +62,7 @@ fw_status call_chunk(const char *op, const Desc *desc, int64_t length, fw_chunk_
                      Real *final_state) {
   FW_TRY(check_range(op, "chunk", length, 1, kMaxSquare));
   FW_TRY(check_range(op, "kind", kind, FW_CHUNK_SOLVE, FW_CHUNK_FACTORS));
-  FW_TRY(check_pointer(op, "o", o));
-  return with_problem<Real>(op, desc, {true, false}, [&](const Problem<Real> &p) {
+  return with_problem<Real>(op, desc, {true, false}, "o", o, [&](const Problem<Real> &p) {
     const Outputs<Real> out = chunk(p, length, kind);
     copy_out(out.o, o);
     copy_out(out.state, final_state);
@@ -72,7 +71,8 @@ fw_status call_chunk(const char *op, const Desc *desc, int64_t length, fw_chunk_
 
 template <class Real, class Desc>
 fw_status call_normal(const char *op, const Desc *desc, Real *x, Real *y, Real *v_write) {
-  return with_problem<Real>(op, desc, {false, false}, [&](const Problem<Real> &p) {
+  const Real *none = nullptr;
+  return with_problem<Real>(op, desc, {false, false}, nullptr, none, [&](const Problem<Real> &p) {
     copy_out(p.x, x);
     copy_out(p.shared ? p.k : p.y, y);
     copy_out(p.v, v_write);
@@ -81,7 +81,8 @@ fw_status call_normal(const char *op, const Desc *desc, Real *x, Real *y, Real *
 
 template <class Real, class Desc>
 fw_status call_edges(const char *op, const Desc *desc, Real *L, Real *L_k, Real *B) {
-  return with_problem<Real>(op, desc, {false, true}, [&](const Problem<Real> &p) {
+  const Real *none = nullptr;
+  return with_problem<Real>(op, desc, {false, true}, nullptr, none, [&](const Problem<Real> &p) {
     const Edges<Real> e = make_edges(p);
     copy_out(e.L, L);
     copy_out(e.Lk(), L_k);
@@ -94,8 +95,9 @@ enum class Operator { kErase, kWrite, kFeedback };
 template <class Real, class Desc>
 fw_status call_operator(const char *op, Operator which, const Desc *desc, fw_form_method method, Real *result) {
   FW_TRY(check_range(op, "method", method, FW_BY_RECURSION, FW_BY_PATHS));
-  FW_TRY(check_pointer(op, which == Operator::kErase ? "W" : (which == Operator::kWrite ? "U" : "Z"), result));
-  return with_problem<Real>(op, desc, {false, method != FW_BY_RECURSION}, [&](const Problem<Real> &p) {
+  const char *name = which == Operator::kErase ? "W" : (which == Operator::kWrite ? "U" : "Z");
+  const Needs needs = {false, method != FW_BY_RECURSION};
+  return with_problem<Real>(op, desc, needs, name, result, [&](const Problem<Real> &p) {
     copy_out(which == Operator::kErase   ? erase_operator(p, method)
              : which == Operator::kWrite ? write_operator(p, method)
                                          : feedback_operator(p, method),
@@ -106,18 +108,18 @@ fw_status call_operator(const char *op, Operator which, const Desc *desc, fw_for
 template <class Real, class Desc>
 fw_status call_hops(const char *op, Operator which, const Desc *desc, int64_t n_hops, Real *terms) {
   FW_TRY(check_range(op, "n_hops", n_hops, 0, kMaxSquare));
-  FW_TRY(check_pointer(op, "terms", terms));
-  return with_problem<Real>(op, desc, {false, true}, [&](const Problem<Real> &p) {
-    const Edges<Real> e = make_edges(p);
-    const Matrix<Real> source = which == Operator::kErase   ? e.B
-                                : which == Operator::kWrite ? p.v
-                                                            : feedback_source(p, e);
-    Real *to = terms;
-    for (const Matrix<Real> &term : hops(which == Operator::kWrite ? e.Lk() : e.L, source, n_hops)) {
-      copy_out(term, to);
-      to += term.rows * term.cols;
-    }
-  });
+  return with_problem<Real>(
+      op, desc, {false, true}, n_hops > 0 ? "terms" : nullptr, terms, [&](const Problem<Real> &p) {
+        const Edges<Real> e = make_edges(p);
+        const Matrix<Real> source = which == Operator::kErase   ? e.B
+                                    : which == Operator::kWrite ? p.v
+                                                                : feedback_source(p, e);
+        Real *to = terms;
+        for (const Matrix<Real> &term : hops(which == Operator::kWrite ? e.Lk() : e.L, source, n_hops)) {
+          copy_out(term, to);
+          to += term.rows * term.cols;
+        }
+      });
 }
 
 template <class Real, class Desc>
@@ -192,8 +194,8 @@ fw_status call_inverse(const char *op, fw_inverse_method method, fw_dtype arithm
   }
   FW_TRY(check_range(op, "n", n, 0, kMaxInverse));
   FW_TRY(check_range(op, "block", block, 0, n));
-  FW_TRY(check_pointer(op, "L", L));
-  FW_TRY(check_pointer(op, "X", X));
+  if (n > 0) FW_TRY(check_pointer(op, "L", L));
+  if (n > 0) FW_TRY(check_pointer(op, "X", X));
   return guarded(op, [&] {
     Matrix<Real> strict(n, n);
     for (int64_t i = 0; i < n; ++i) {
@@ -224,8 +226,8 @@ fw_status call_decay_quotient(const char *op, int64_t T, int64_t K, const Real *
 
 template <class Real, class Desc>
 fw_status call_tempting(const char *op, const Desc *desc, Real *o) {
-  FW_TRY(check_pointer(op, "o", o));
-  return with_problem<Real>(op, desc, {true, true}, [&](const Problem<Real> &p) { copy_out(tempting(p), o); });
+  return with_problem<Real>(op, desc, {true, true}, "o", o,
+                            [&](const Problem<Real> &p) { copy_out(tempting(p), o); });
 }
 
 }  // namespace fw::forms

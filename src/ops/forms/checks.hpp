@@ -10,10 +10,10 @@
 
 namespace fw::forms {
 
-constexpr int64_t kMaxSize = 512;               // K, V
+constexpr int64_t kMaxSize = 512;  // K, V
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
-constexpr int64_t kMaxSquare = 16384;           // T where a [T,T] matrix is held; hop counts
-constexpr int64_t kMaxInverse = 1024;           // n of a lone inverse
+constexpr int64_t kMaxSquare = 16384;  // T where a [T,T] matrix is held; hop counts
+constexpr int64_t kMaxInverse = 1024;  // n of a lone inverse
 
 inline fw_status check_range(const char *op, const char *name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return FW_OK;
@@ -75,8 +75,8 @@ fw_status check_problem(const char *op, const Desc *given, Needs needs, Operands
   }
   using std::sqrt;
   const Real scale = d.scale == 0 ? Real(1) / sqrt(static_cast<Real>(d.K)) : static_cast<Real>(d.scale);
-  out = {d.gate, d.erase, d.T, d.K, d.V, scale, d.q, d.k, d.v, d.p, d.beta, d.erase_gate, d.write_gate, d.a, d.b, d.g,
-         d.initial_state};
+  out = {d.gate,       d.erase,      d.T, d.K, d.V, scale,          d.q, d.k, d.v, d.p, d.beta,
+         d.erase_gate, d.write_gate, d.a, d.b, d.g, d.initial_state};
   return FW_OK;
 }
 

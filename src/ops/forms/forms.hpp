@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms: recurrent, parallel (one masked matrix for the whole sequence), chunk (dense work inside C tokens, a scan
-// between them), and the tempting form with one decayed K and Y for all rows, which is wrong.
+// The forms: recurrent, parallel (one masked matrix for the whole sequence), chunk (dense work inside C tokens, a
+// scan between them), and the tempting form with one decayed K and Y for all rows, which is wrong.
 //
 // Multiply-adds a token, K V C as in docs/math.md, triangles counted exactly:
 //   recurrent            2KV without erase, 3KV shared, 4KV independent

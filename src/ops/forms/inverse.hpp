@@ -157,12 +157,18 @@ Matrix<Real> inverse_by_block_rows(const Matrix<Real> &L, int64_t block, Round r
 template <class Real, class Round>
 Matrix<Real> inverse(fw_inverse_method method, const Matrix<Real> &L, int64_t block, Round round) {
   switch (method) {
-    case FW_INVERSE_NEUMANN: return inverse_by_neumann(L, round);
-    case FW_INVERSE_DOUBLING: return inverse_by_doubling(L, round);
-    case FW_INVERSE_BLOCK_MERGE: return inverse_by_merging(L, block, round);
-    case FW_INVERSE_BLOCK_ROWS: return inverse_by_block_rows(L, block, round);
-    case FW_INVERSE_HORNER: return inverse_by_horner(L, round);
-    default: return inverse_by_substitution(L, round);
+    case FW_INVERSE_NEUMANN:
+      return inverse_by_neumann(L, round);
+    case FW_INVERSE_DOUBLING:
+      return inverse_by_doubling(L, round);
+    case FW_INVERSE_BLOCK_MERGE:
+      return inverse_by_merging(L, block, round);
+    case FW_INVERSE_BLOCK_ROWS:
+      return inverse_by_block_rows(L, block, round);
+    case FW_INVERSE_HORNER:
+      return inverse_by_horner(L, round);
+    default:
+      return inverse_by_substitution(L, round);
   }
 }
 

@@ -21,10 +21,10 @@ struct Problem {
   int64_t T = 0, K = 0, V = 0;
   bool has_gate = false;
   bool erases = false;
-  bool shared = true;             // y = k: `y` stays empty
-  Matrix<Real> q, k, x, y, v;     // [T,K] four times, [T,V] (v')
-  Matrix<Real> decay;             // [T,K] exp(g); [0,0] without a gate
-  Matrix<Real> initial_state;     // [K,V]
+  bool shared = true;          // y = k: `y` stays empty
+  Matrix<Real> q, k, x, y, v;  // [T,K] four times, [T,V] (v')
+  Matrix<Real> decay;          // [T,K] exp(g); [0,0] without a gate
+  Matrix<Real> initial_state;  // [K,V]
 
   const Real *y_row(int64_t t) const { return shared ? k.row(t) : y.row(t); }
 };
