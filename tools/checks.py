@@ -8,6 +8,7 @@ exits 0 (nothing found), 1 (findings) or 77 (not run).
 import argparse
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -24,7 +25,7 @@ class NotRun(Exception):
 def tracked(root):
     """Paths of the tree relative to root: what git would commit, or everything but build folders without git."""
     root = pathlib.Path(root)
-    if (root / ".git").exists():
+    if (root / ".git").exists() and shutil.which("git"):
         command = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         answer = subprocess.run(command, capture_output=True, check=False)
         if answer.returncode == 0:
