@@ -52,7 +52,7 @@ inline __attribute__((always_inline)) void nn_tile(int64_t depth, const float *a
 }
 
 template <int kRows, Keep kKeep>
-void nn_rows(int64_t cols, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b, int64_t ldb, float *c,
+FW_NOINLINE void nn_rows(int64_t cols, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b, int64_t ldb, float *c,
              int64_t ldc, const float *row_scale) {
   int64_t n = 0;
   for (; n + kTileVecs * kLanes <= cols; n += kTileVecs * kLanes) {
@@ -73,10 +73,8 @@ void nn_rest(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t 
 // Sums of four accumulators, each by the same tree.
 inline __attribute__((always_inline)) void sum_lanes_4(Vec w, Vec x, Vec y, Vec z, float *to) {
 #if defined(__AVX512F__)
-  const auto fold = [](Vec v) {
-    return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
-  };
-  const __m256 a = fold(w), b = fold(x), c = fold(y), d = fold(z);
+  const __m256 a = (__m256)fold_halves(w), b = (__m256)fold_halves(x);
+  const __m256 c = (__m256)fold_halves(y), d = (__m256)fold_halves(z);
 #elif defined(__AVX2__)
   const __m256 a = (__m256)w, b = (__m256)x, c = (__m256)y, d = (__m256)z;
 #endif
@@ -120,7 +118,7 @@ inline __attribute__((always_inline)) void nt_tile(int64_t depth, const float *a
 }
 
 template <int kRows>
-void nt_rows(int64_t cols, int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb, float *c, int64_t ldc,
+FW_NOINLINE void nt_rows(int64_t cols, int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb, float *c, int64_t ldc,
              bool is_added) {
   int64_t n = 0;
   for (; n + kDotCols <= cols; n += kDotCols) nt_tile<kRows, kDotCols>(depth, a, lda, b + n * ldb, ldb, c + n, ldc, is_added);
@@ -132,7 +130,7 @@ void nt_rows(int64_t cols, int64_t depth, const float *a, int64_t lda, const flo
 // c[m][n] = keep(c)[m][n] + sum_k a[m * a_row + k * a_col] * b[k * ldb + n]; cols a multiple of kLanes.
 // Keep::kScaled multiplies row m of c by row_scale[m] first. The sum runs over k upward.
 template <Keep kKeep>
-inline void gemm_nn(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
+FW_NOINLINE inline void gemm_nn(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
                     int64_t ldb, float *c, int64_t ldc, const float *row_scale = nullptr) {
   using namespace gemm_detail;
   int64_t m = 0;
@@ -145,7 +143,7 @@ inline void gemm_nn(int64_t rows, int64_t cols, int64_t depth, const float *a, i
 }
 
 // c[m][n] (+)= sum_k a[m * lda + k] * b[n * ldb + k]; depth a multiple of kLanes, the padding holding zeros.
-inline void gemm_nt(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb,
+FW_NOINLINE inline void gemm_nt(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb,
                     float *c, int64_t ldc, bool is_added) {
   using namespace gemm_detail;
   int64_t m = 0;

@@ -13,7 +13,7 @@ inline __attribute__((always_inline)) __m256 widen_bf16_8(const uint16_t *p) {
 #endif
 
 // to[i] = data[offset + i * stride], i < n; to[n .. padded) = 0.
-inline void load_row(const void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, int64_t padded, float *to) {
+FW_NOINLINE inline void load_row(const void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, int64_t padded, float *to) {
   if (dtype == FW_F32) {
     const float *from = static_cast<const float *>(data) + offset;
     if (stride == 1) {
@@ -46,7 +46,7 @@ inline void load_row(const void *data, fw_dtype dtype, int64_t offset, int64_t s
 }
 
 // data[offset + i * stride] = from[i], rounded to nearest even, i < n.
-inline void store_row(void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, const float *from) {
+FW_NOINLINE inline void store_row(void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, const float *from) {
   if (dtype == FW_F32) {
     float *to = static_cast<float *>(data) + offset;
     if (stride == 1) {

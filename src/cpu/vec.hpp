@@ -13,6 +13,9 @@
 #error "vec.hpp belongs in *.isa.cpp files, which the build compiles once a level"
 #endif
 
+// For functions of a whole row or tile: a call costs nothing there, copies in every instance cost minutes of compiling.
+#define FW_NOINLINE __attribute__((noinline))
+
 namespace fw::FW_LEVEL {
 
 #if defined(__AVX512F__)
@@ -51,10 +54,17 @@ inline __attribute__((always_inline)) float fma(float a, float b, float c) {
 #endif
 }
 
+#if defined(__AVX512F__)
+typedef float HalfVec __attribute__((vector_size(32)));
+inline __attribute__((always_inline)) HalfVec fold_halves(Vec x) {
+  return __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+#endif
+
 // Sum of the lanes, always in the same order: halves are folded onto each other.
 inline __attribute__((always_inline)) float sum_lanes(Vec x) {
 #if defined(__AVX512F__)
-  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+  const __m256 half = (__m256)fold_halves(x);
 #elif defined(__AVX2__)
   const __m256 half = (__m256)x;
 #endif

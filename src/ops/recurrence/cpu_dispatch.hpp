@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the axes of a call to the instance compiled for them: Body::run<gate, erase>. *.isa.cpp files only.
+#pragma once
+#include "ops/recurrence/problem.hpp"
+
+namespace fw::FW_LEVEL {
+
+template <class Body, fw_gate kGate, class... Args>
+inline void dispatch_erase(fw_context &context, const recurrence::Problem &p, Args... args) {
+  switch (p.erase) {
+    case FW_ERASE_NONE: return Body::template run<kGate, FW_ERASE_NONE>(context, p, args...);
+    case FW_ERASE_SHARED_AFTER: return Body::template run<kGate, FW_ERASE_SHARED_AFTER>(context, p, args...);
+    case FW_ERASE_SHARED_BEFORE: return Body::template run<kGate, FW_ERASE_SHARED_BEFORE>(context, p, args...);
+    default: return Body::template run<kGate, FW_ERASE_INDEPENDENT>(context, p, args...);
+  }
+}
+
+template <class Body, class... Args>
+inline void dispatch(fw_context &context, const recurrence::Problem &p, Args... args) {
+  switch (p.gate) {
+    case FW_GATE_NONE: return dispatch_erase<Body, FW_GATE_NONE>(context, p, args...);
+    case FW_GATE_SCALAR: return dispatch_erase<Body, FW_GATE_SCALAR>(context, p, args...);
+    default: return dispatch_erase<Body, FW_GATE_VECTOR>(context, p, args...);
+  }
+}
+
+}  // namespace fw::FW_LEVEL
