@@ -97,6 +97,7 @@ fw_status fw_recurrence_check(const fw_context *context, const fw_recurrence *de
   const bool reads_values = desc && desc->struct_size > offsetof(fw_recurrence, options) + 4 &&
                             (desc->options & FW_CHECK_VALUES);
   FW_TRY(choose_impl(context, desc, grads, direction, reads_values, &problem, &impl));
+  if (direction != FW_BACKWARD && !fw::given(problem.o)) return fail(FW_INVALID_ARGUMENT, "%s: o is missing", problem.op_name);
   return reads_values ? fw::recurrence::check_values(problem) : FW_OK;
 }
 
