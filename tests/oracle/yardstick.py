@@ -25,10 +25,14 @@ ON_KEY_AXIS = {"q": -1, "k": -1, "a": -1, "b": -1, "p": -1, "erase_gate": -1, "i
 
 
 def to_bits(x, bits):
-    """Nearest even to a significand of that many bits, without limits of the exponent."""
-    mantissa, exponent = np.frexp(x)
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(x), np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits), x).astype(x.dtype)
+    """fp32 or fp64 to the nearest even of that many significant bits, without limits of the exponent."""
+    word, width = (np.uint32, 24) if x.dtype == np.float32 else (np.uint64, 53)
+    drop = word(width - bits)
+    one = word(1)
+    raw = np.ascontiguousarray(x).view(word)
+    odd = (raw >> drop) & one
+    rounded = ((raw + ((one << (drop - one)) - one + odd)) >> drop) << drop
+    return np.where(np.isfinite(x), rounded.view(x.dtype), x)
 
 
 def rounding_of(call, storage, c):
@@ -82,10 +86,14 @@ def both_runs(call, storage, seeds):
         yield reverse_keys(out, call) if is_reversed else out
 
 
+def is_stored_narrow(name):
+    """What has the type of q: outputs and gradients but for states and gates, which are fp32."""
+    return name not in ("final_state", "final_z", "d_initial_state", "d_initial_z", "dg", "dbeta", "d_a_log", "d_dt_bias")
+
+
 def stored(name, x, storage):
-    """As the caller would get it: outputs and gradients in their own type, states and gates in fp32."""
-    wide = name in ("final_state", "final_z", "d_initial_state", "d_initial_z", "dg", "dbeta", "d_a_log", "d_dt_bias")
-    return x if storage == "f32" or wide else to_bits(x, BITS[storage])
+    """As the caller would get it."""
+    return to_bits(x, BITS[storage]) if storage != "f32" and is_stored_narrow(name) else x
 
 
 def bounds(call, storage, seeds=None):
@@ -104,7 +112,7 @@ def bounds(call, storage, seeds=None):
         yard = errors[name] if x.size >= 64 else [relative[0] * rms(x), relative[1] * peak(x)]
         m = multiple_of(name) * (6 if storage == "f32" else 1) * (1 + 4 / np.sqrt(max(x.size, 1)))
         allowed = [m * yard[0] + 4 * U32 * rms(x), 1.5 * m * yard[1] + 4 * U32 * peak(x)]
-        if storage != "f32" and stored(name, np.float32(1 / 3), storage) != np.float32(1 / 3):
+        if storage != "f32" and is_stored_narrow(name):
             allowed[1] += ROUND_OFF[storage] * peak(x)
         if name == "dg":
             for part in products(call, truth):

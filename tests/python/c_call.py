@@ -100,10 +100,10 @@ def backward(context, call, seeds, dtype="f64", only=None, raw=False, saved=Fals
     running = Running(call, dtype, **how)
     keep = None
     if saved:
-        keep = fw.Guarded((fw.saved_size(context, running.desc),), np.uint8, offset=1)
-        running.desc.saved, running.desc.saved_size = keep.array.ctypes.data, keep.size
         o = fw.Guarded(running.shapes["o"], fw.STORAGE[dtype])
         running.desc.set("o", o.array)
+        keep = fw.Guarded((fw.saved_size(context, running.desc),), np.uint8, offset=1)
+        running.desc.saved, running.desc.saved_size = keep.array.ctypes.data, keep.size
         fw.run(context, "recurrence", running.desc, fw.FORWARD)
         keep.check("saved")
         running.desc.o = fw.Tensor()

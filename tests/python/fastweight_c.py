@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thin ctypes driver of libfastweight.so: the structs of include/fastweight/*.h, contexts, verbs, guarded buffers.
 
-The library is the file named by FW_LIBRARY, else the newest libfastweight.so under build/. NumPy dtypes stand for storage:
+The library is the file named by FW_LIBRARY, else the one in the build folder FW_BUILD, else the newest under build/. NumPy dtypes stand for storage:
 float32, float64, float16, int32, int64 as they are, uint16 for bf16.
 """
 import ctypes as ct
@@ -139,6 +139,9 @@ class Failed(Exception):
 def library_path():
     if os.environ.get("FW_LIBRARY"):
         return Path(os.environ["FW_LIBRARY"])
+    if os.environ.get("FW_BUILD"):
+        path = Path(os.environ["FW_BUILD"]) / "libfastweight.so"
+        return path if path.exists() else None
     found = [path for pattern in ("build/release/libfastweight.so", "build/libfastweight.so", "build/*/libfastweight.so")
              for path in REPOSITORY.glob(pattern)]
     return max(found, key=lambda path: path.stat().st_mtime) if found else None
