@@ -19,7 +19,7 @@ import numpy as np
 from .recurrence import Rounding, backward, forward
 
 BITS = {"bf16": 8, "f16": 11}
-ROUND_OFF = {"f32": 2.0 ** -24, "bf16": 2.0 ** -9, "f16": 2.0 ** -12}
+ROUND_OFF = {"f32": 2.0 ** -24, "bf16": 2.0 ** -8, "f16": 2.0 ** -11}
 U32 = 2.0 ** -24
 ON_KEY_AXIS = {"q": -1, "k": -1, "a": -1, "b": -1, "p": -1, "erase_gate": -1, "initial_z": -1}
 

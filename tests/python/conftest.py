@@ -43,9 +43,3 @@ def reference():
     need_library()
     with fw.Context(n_threads=1, force_impl=REFERENCE) as made:
         yield made
-
-
-@pytest.fixture
-def full():
-    if os.environ.get("FW_TEST_FULL") != "1":
-        pytest.skip("big case: runs with FW_TEST_FULL=1 (./test --full)")

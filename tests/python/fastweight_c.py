@@ -300,3 +300,15 @@ def run(context, op, desc, direction, grads=None):
     _call(context, f"fw_{op}_{verb}", ct.byref(desc), *middle, workspace.array.ctypes.data_as(ct.c_void_p),
           ct.c_uint64(workspace.size))
     workspace.check("workspace")
+
+
+def opaque_size(context, desc):
+    elements = ct.c_int64()
+    _call(context, "fw_recurrence_opaque_size", ct.byref(desc), ct.byref(elements))
+    return elements.value
+
+
+def state_copy(context, desc, plain, direction, layout=0):
+    """direction "import": plain into desc's opaque state; "export": the other way. layout 0 KV, 1 VK."""
+    t = tensor(plain)
+    _call(context, f"fw_recurrence_state_{direction}", ct.byref(desc), ct.byref(t), ct.c_int32(layout))

@@ -52,7 +52,7 @@ def test_field_047_tensors_wider_than_two_to_the_31(context):
 
 
 @pytest.mark.parametrize("op", ("gla", "gated_delta_rule"))
-def test_field_048_long_context(context, full, op):
+def test_field_048_long_context(context, op):
     T = 131072
     rng = np.random.default_rng(48)
     call = problem(op, seed=48, T=T, H=1, K=16, V=16, state=False)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Field reports, groups J and K: memory and speed (109 to 126), hardware coverage and install (127 to 142), as far as they
+are facts of an operator on a CPU. Times are bench/'s business and are not asserted here."""
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import c_call
+import fastweight_c as fw
+from field import backward_within, both_within, forward_within, part_of_heads, problem, same_bits, tokens_of
+from oracle import cases, yardstick
+from tiny_model import TinyModel, prompt
+
+HERE = Path(__file__).resolve().parent
+
+
+def fresh_process(code, **environment):
+    """Runs code in a process that has nothing but PATH, the test folders and what is given."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
+                   "FW_LIBRARY": str(fw.library_path()), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, check=True, capture_output=True,
+                          text=True).stdout
+
+
+def test_field_112_first_call_without_home_or_cache(context, tmp_path):
+    empty = tmp_path / "home"
+    empty.mkdir()
+    out = fresh_process("""
+        import numpy as np, c_call, fastweight_c as fw
+        from field import problem
+        with fw.Context(1) as context:
+            print(c_call.forward(context, problem("kda", T=40), "f32", raw=True)["o"].tobytes().hex()[:64])
+    """, HOME=str(empty), XDG_CACHE_HOME=str(empty / "none"), TMPDIR=str(empty / "none"))
+    assert out.strip() == c_call.forward(context, problem("kda", T=40), "f32", raw=True)["o"].tobytes().hex()[:64]
+    assert list(empty.iterdir()) == []
+
+
+def sizes(context, op, T, K=64, V=64, H=2):
+    """(forward workspace, saved, backward workspace) in bytes."""
+    running = c_call.Running(problem(op, T=T, H=H, K=K, V=V, state=False), "f32")
+    running.desc.set("o", np.zeros(running.shapes["o"], np.float32))
+    return (fw.workspace_size(context, "recurrence", running.desc, fw.FORWARD), fw.saved_size(context, running.desc),
+            fw.workspace_size(context, "recurrence", running.desc, fw.BACKWARD))
+
+
+@pytest.mark.parametrize("op", cases.ROW_NAMES)
+def test_field_120_memory_of_the_backward(context, op):
+    H, K, V = 2, 64, 64
+    n_sub = 2 if op == "gated_delta_product" else 1
+    for saved in (False, True):
+        at = {T: sizes(context, op, T) for T in (1024, 2048, 4096)}
+        total = {T: forward + (kept if saved else 0) + backward for T, (forward, kept, backward) in at.items()}
+        assert total[4096] - total[2048] <= 2.05 * (total[2048] - total[1024])  # linear in T, not more
+        per_token = (total[4096] - total[1024]) / (4096 - 1024)
+        # a few rows of K and V a sub-step, and one state every 16 sub-steps; never one state a token
+        assert per_token <= n_sub * H * 4 * (8 * (K + V) + 2 * K * V / 16), f"{per_token} bytes a token"
+        assert per_token < 0.5 * n_sub * H * 4 * K * V
+
+
+def test_field_121_saved_is_inputs_and_sparse_states(context):
+    H, K, V = 2, 64, 64
+    for op in ("gated_delta_rule", "kda", "gla", "dplr"):
+        per_token = (sizes(context, op, 4096)[1] - sizes(context, op, 1024)[1]) / 3072
+        assert per_token <= H * 4 * (8 * (K + V) + K * V / 16), f"{op}: {per_token} bytes a token"
+
+
+def test_field_125_decode_copies_no_state(context):
+    """16 sequences: the state is updated where it lies, and the workspace could not hold a copy of it."""
+    call = c_call.rounded(problem("gated_delta_rule", seed=125, B=16, T=1, H=4, K=64, V=64), "f32")
+    state = fw.store(call.initial_state, "f32")
+    part = c_call.slice_tokens(call, 0, 1)
+    running = c_call.Running(part, "f32")
+    running.desc.set("o", np.zeros(running.shapes["o"], np.float32))
+    running.desc.set("state", state)
+    assert fw.workspace_size(context, "recurrence", running.desc, fw.STEP) < state.nbytes / 4
+    o = c_call.step(context, part, state)
+    yardstick.check({"o": o, "final_state": state.astype(np.float64)}, yardstick.bounds(call, "f32"))
+
+
+@pytest.mark.parametrize("ranks", (2, 3))
+def test_field_126_heads_split_over_ranks(context, ranks):
+    """16 q/k heads and 48 value heads over 2 ranks, and over 3, which divides only the value heads."""
+    call = problem("gated_delta_rule", seed=126, T=20, H=16, HV=48, K=8, V=8)
+    whole = c_call.forward(context, call, "f32", raw=True)
+    wide = cases.Call(**{**call.settings(), **call.given(), "q": np.repeat(call.q, 3, 2), "k": np.repeat(call.k, 3, 2)})
+    parts = []
+    for rank in range(ranks):
+        values = slice(rank * 48 // ranks, (rank + 1) * 48 // ranks)
+        keys = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks) if ranks == 2 else values
+        parts.append(c_call.forward(context, part_of_heads(call if ranks == 2 else wide, keys, values), "f32", raw=True))
+    same_bits({"o": np.concatenate([x["o"] for x in parts], 2),
+               "final_state": np.concatenate([x["final_state"] for x in parts], 1)}, whole)
+
+
+@pytest.mark.parametrize("K,V", ((128, 128), (256, 512), (512, 512)))
+@pytest.mark.parametrize("op", ("gated_delta_rule", "kda", "dplr"))
+def test_field_127_large_heads(context, op, K, V):
+    both_within(context, problem(op, seed=127, T=18, H=1, K=K, V=V), ("f32",), op)
+
+
+def test_field_128_a_head_size_out_of_a_hidden_size_of_1000(context):
+    backward_within(context, problem("gated_delta_rule", seed=128, T=128, H=1, K=125, V=125), "bf16")
+
+
+def test_field_129_wide_values_over_a_long_sequence(context):
+    call = c_call.rounded(problem("gated_delta_rule", seed=129, T=2048, H=1, K=192, V=384, state=False), "bf16")
+    whole = c_call.forward(context, call, "bf16", raw=True)
+    start = tokens_of(call, 0, 0, 64)
+    allowed = yardstick.bounds(start, "bf16")
+    yardstick.check({"o": fw.load(whole["o"][:, :64])}, {"o": allowed["o"]})
+    half = c_call.forward(context, tokens_of(call, 0, 0, 1984), "bf16")["final_state"]
+    tail = tokens_of(call, 0, 1984, 2048, initial_state=half)
+    found = {"o": fw.load(whole["o"][:, 1984:]), "final_state": whole["final_state"].astype(np.float64)}
+    yardstick.check(found, yardstick.bounds(tail, "bf16"))
+
+
+def test_field_131_kda_with_small_heads(context):
+    both_within(context, problem("kda", seed=131, T=70, H=1, K=64, V=64))
+
+
+def test_field_133_every_row_without_a_gpu(context):
+    out = fresh_process("""
+        import numpy as np, c_call, fastweight_c as fw
+        from field import problem
+        from oracle import cases
+        with fw.Context(2) as context:
+            for op in cases.ROW_NAMES:
+                call = problem(op, T=20, K=8, V=8)
+                finite = all(np.isfinite(x).all() for x in c_call.forward(context, call, "bf16").values())
+                grads = c_call.backward(context, call, cases.incoming(call), "bf16")
+                print(op, finite and all(np.isfinite(x).all() for x in grads.values()))
+    """, CUDA_VISIBLE_DEVICES="")
+    assert out.split() == [word for op in cases.ROW_NAMES for word in (op, "True")]
+
+
+def test_field_136_the_library_says_which_path_ran_and_why(context, reference):
+    running = c_call.Running(problem("kda", T=20), "f32")
+    running.desc.set("o", np.zeros(running.shapes["o"], np.float32))
+    text = fw.explain(context, "recurrence", running.desc, fw.FORWARD)
+    chosen = [line for line in text.splitlines() if line.startswith("*")]
+    assert len(chosen) == 1 and chosen[0].endswith(": accepted")
+    c_call.forward(context, problem("kda", T=20), "f32")
+    assert chosen[0] == f"*{fw.last_impl()}: accepted"
+    for line in text.splitlines():
+        assert line.lstrip("*").partition(": ")[2].startswith(("accepted", "refused: ")), line
+    assert "reference_recurrent: accepted" in text
+    c_call.forward(reference, problem("kda", T=20), "f32")
+    assert fw.last_impl() == "reference_recurrent"
+    with fw.Context(1, "reference_parallel") as forced:
+        try:
+            c_call.backward(forced, problem("kda", T=20), cases.incoming(problem("kda", T=20)), "f32")
+        except fw.Failed:
+            pass  # a name that this direction does not know leaves it free, one that it knows and that refuses is an error
+        try:
+            c_call.forward(forced, problem("kda", T=20), "f32", form="chunk")
+        except fw.Failed as failed:
+            assert failed.status == "FW_UNSUPPORTED"
+            assert failed.text.startswith("kda: implementation reference_parallel is forced and refuses: form is chunk")
+        else:
+            raise AssertionError("a forced implementation that refuses was passed over in silence")
+
+
+@pytest.mark.parametrize("op", ("gated_delta_rule", "rwkv7"))
+def test_field_138_one_binary_for_every_length(context, op):
+    call = problem(op, seed=138, T=8192, H=1, K=8, V=8, state=False, strength=0.05)
+    whole = c_call.forward(context, call, "f32", raw=True)["o"]
+    assert np.isfinite(whole).all()
+    for T in (1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 511, 1000, 1025, 4096, 4097, 8191):
+        part = c_call.forward(context, c_call.slice_tokens(call, 0, T), "f32", raw=True)["o"]
+        assert part.tobytes() == whole[:, :T].tobytes(), T
+
+
+@pytest.mark.parametrize("D", (16, 32, 48, 96, 256))
+def test_field_140_no_head_size_falls_back(context, D):
+    for op in ("gated_delta_rule", "kda", "gla", "dplr"):
+        call = problem(op, seed=140, T=20, H=1, K=D, V=D)
+        spread = np.full((1, 40, 1, D), 7, np.float32)
+        spread[:, ::2] = call.v
+        forward_within(context, call, "f32", op, views={"v": lambda _: spread[:, ::2]})
+        assert fw.last_impl().startswith("cpu_"), fw.last_impl()
+        backward_within(context, call, "f32", op)
+        assert fw.last_impl().startswith("cpu_"), fw.last_impl()
+        c_call.step(context, c_call.slice_tokens(call, 0, 1), np.zeros((1, 1, D, D), np.float32))
+        assert fw.last_impl().startswith("cpu_"), fw.last_impl()
+
+
+def test_field_141_a_long_prompt_in_bounded_memory(context):
+    for op in ("gated_delta_rule", "kda", "rwkv7"):
+        assert sizes(context, op, 10000)[0] == sizes(context, op, 1000)[0]
+    tokens = prompt(141, 10000)
+    whole, pieces = TinyModel(context), TinyModel(context)
+    expected = whole.prefill((0, tokens))[0]
+    found = np.concatenate([pieces.prefill((0, tokens[at:at + 2048]))[0] for at in range(0, 10000, 2048)])
+    assert found.tobytes() == expected.tobytes()
