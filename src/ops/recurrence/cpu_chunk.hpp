@@ -27,6 +27,21 @@ struct Panel {
   int64_t width() const { return pad_lanes(count + (has_sum ? 1 : 0)); }
 };
 
+// A head's columns cut into panels of whole vectors, so that few heads still fill the threads.
+struct PanelCut {
+  int64_t count, step, columns;
+  bool has_sum;
+  PanelCut(const fw_context &context, const Problem &p)
+      : count(recurrence::panel_count(context, p)), step(recurrence::pad_to((p.V + count - 1) / count, kLanes)), columns(p.V),
+        has_sum(p.has_normalizer) {}
+  // The last panels may be empty, count 0, since a step is a whole number of vectors.
+  Panel at(int64_t i) const {
+    const int64_t rest = columns - i * step;
+    return {i * step, rest < 0 ? 0 : (rest < step ? rest : step), has_sum};
+  }
+  int64_t widest() const { return at(0).width(); }
+};
+
 struct Chunk {  // scratch of one task; C = kChunk, Kp = K padded to lanes, W = panel width
   float *x, *q;            // [C,Kp] each, x directly followed by q
   float *k, *b;            // [C,Kp]

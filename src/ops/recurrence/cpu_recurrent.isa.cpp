@@ -14,8 +14,6 @@
 namespace fw::FW_LEVEL {
 namespace {
 
-using recurrence::panel_count;
-
 struct Scratch {
   Chunk chunk;
   float *state;  // [K,W]
@@ -185,26 +183,20 @@ void store_step_sum(const Problem &p, int64_t n, Scratch &s) {
   }
 }
 
-int64_t widest_panel(const fw_context &context, const Problem &p) {
-  const int64_t count = panel_count(context, p), columns = recurrence::pad_to((p.V + count - 1) / count, kLanes);
-  return pad_lanes((columns < p.V ? columns : p.V) + (p.has_normalizer ? 1 : 0));
-}
-
 struct Run {
   template <fw_gate kGate, fw_erase kErase>
   static void run(fw_context &context, const Problem &p, void *memory) {
-    const int64_t panels = panel_count(context, p), widest = widest_panel(context, p);
-    const int64_t step = recurrence::pad_to((p.V + panels - 1) / panels, kLanes);
+    const PanelCut cut(context, p);
     const auto scratch_of = [&](int64_t slot) {
       Ledger ledger(memory);
       Scratch scratch;
-      for (int64_t i = 0; i <= slot; ++i) scratch.lay_out(ledger, p, widest);
+      for (int64_t i = 0; i <= slot; ++i) scratch.lay_out(ledger, p, cut.widest());
       return scratch;
     };
-    parallel_items(context, p.N * p.HV * panels, [&](int64_t slot, int64_t item) {
-      const int64_t first = item % panels * step, head = item / panels;
-      if (first >= p.V) return;
-      const Panel panel = {first, p.V - first < step ? p.V - first : step, p.has_normalizer};
+    parallel_items(context, p.N * p.HV * cut.count, [&](int64_t slot, int64_t item) {
+      const Panel panel = cut.at(item % cut.count);
+      const int64_t head = item / cut.count;
+      if (panel.count == 0) return;
       Scratch scratch = scratch_of(slot);
       recurrent_head<kGate, kErase>(p, head / p.HV, head % p.HV, panel, scratch);
       if (p.direction == FW_FORWARD) store_sum(p, p.final_z, head / p.HV, head % p.HV, panel, scratch.state);
@@ -224,7 +216,7 @@ struct Run {
 uint64_t recurrent_workspace(const fw_context &context, const Problem &p) {
   Ledger ledger(nullptr);
   Scratch scratch;
-  for (int32_t slot = 0; slot < context.n_threads; ++slot) scratch.lay_out(ledger, p, widest_panel(context, p));
+  for (int32_t slot = 0; slot < context.n_threads; ++slot) scratch.lay_out(ledger, p, PanelCut(context, p).widest());
   return ledger.overflow() ? UINT64_MAX : ledger.bytes();
 }
 void recurrent(fw_context &context, const Problem &p, void *memory) { dispatch<Run>(context, p, memory); }
