@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strides, dtypes and conversions: what every operation needs to look at a caller's tensor. No SIMD.
+// Strides, dtypes and conversions: what every operation needs to look at a caller's tensor. No SIMD. Inline functions are
+// static: level files use them, and a copy that the linker shares could be one with instructions that the machine lacks.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 
 namespace fw {
 
-inline int64_t dtype_size(fw_dtype dtype) {
+static inline int64_t dtype_size(fw_dtype dtype) {
   switch (dtype) {
     case FW_F32: case FW_I32: return 4;
     case FW_BF16: case FW_F16: return 2;
@@ -17,9 +18,9 @@ inline int64_t dtype_size(fw_dtype dtype) {
   }
 }
 const char *dtype_name(fw_dtype dtype);  // "fp32", "bf16", ...; "dtype 17" text is not made: unknown is "unknown dtype"
-inline bool is_half(fw_dtype dtype) { return dtype == FW_BF16 || dtype == FW_F16; }
-inline bool is_float32_or_half(fw_dtype dtype) { return dtype == FW_F32 || is_half(dtype); }
-inline bool given(const fw_tensor &t) { return t.dtype != FW_NONE; }
+static inline bool is_half(fw_dtype dtype) { return dtype == FW_BF16 || dtype == FW_F16; }
+static inline bool is_float32_or_half(fw_dtype dtype) { return dtype == FW_F32 || is_half(dtype); }
+static inline bool given(const fw_tensor &t) { return t.dtype != FW_NONE; }
 int64_t numel(const fw_tensor &t);
 
 // Formats a shape as "[2,3,4]" into buf and returns it.
@@ -35,13 +36,13 @@ fw_status check_output(const char *op, const char *name, const fw_tensor &t);
 // Byte ranges of an output and another tensor must not meet.
 fw_status check_disjoint(const char *op, const char *out_name, const fw_tensor &out, const char *name, const fw_tensor &t);
 
-inline float bf16_to_f32(uint16_t h) {
+static inline float bf16_to_f32(uint16_t h) {
   const uint32_t bits = static_cast<uint32_t>(h) << 16;
   float f;
   memcpy(&f, &bits, 4);
   return f;
 }
-inline uint16_t f32_to_bf16(float f) {  // to nearest even; NaN stays NaN
+static inline uint16_t f32_to_bf16(float f) {  // to nearest even; NaN stays NaN
   uint32_t bits;
   memcpy(&bits, &f, 4);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
@@ -54,7 +55,7 @@ uint16_t f64_to_f16(double x);
 uint16_t f64_to_bf16(double x);
 
 // One element at a linear element offset.
-inline double load_f64(const void *data, fw_dtype dtype, int64_t offset) {
+static inline double load_f64(const void *data, fw_dtype dtype, int64_t offset) {
   switch (dtype) {
     case FW_F32: return static_cast<const float *>(data)[offset];
     case FW_F64: return static_cast<const double *>(data)[offset];
@@ -65,7 +66,7 @@ inline double load_f64(const void *data, fw_dtype dtype, int64_t offset) {
     default: return 0;
   }
 }
-inline float load_f32(const void *data, fw_dtype dtype, int64_t offset) {
+static inline float load_f32(const void *data, fw_dtype dtype, int64_t offset) {
   switch (dtype) {
     case FW_F32: return static_cast<const float *>(data)[offset];
     case FW_BF16: return bf16_to_f32(static_cast<const uint16_t *>(data)[offset]);
@@ -74,7 +75,7 @@ inline float load_f32(const void *data, fw_dtype dtype, int64_t offset) {
     default: return 0;
   }
 }
-inline void store_f32(void *data, fw_dtype dtype, int64_t offset, float x) {
+static inline void store_f32(void *data, fw_dtype dtype, int64_t offset, float x) {
   switch (dtype) {
     case FW_F32: static_cast<float *>(data)[offset] = x; break;
     case FW_BF16: static_cast<uint16_t *>(data)[offset] = f32_to_bf16(x); break;
@@ -83,7 +84,7 @@ inline void store_f32(void *data, fw_dtype dtype, int64_t offset, float x) {
     default: break;
   }
 }
-inline void store_f64(void *data, fw_dtype dtype, int64_t offset, double x) {  // one rounding, never two
+static inline void store_f64(void *data, fw_dtype dtype, int64_t offset, double x) {  // one rounding, never two
   switch (dtype) {
     case FW_F32: static_cast<float *>(data)[offset] = static_cast<float>(x); break;
     case FW_F64: static_cast<double *>(data)[offset] = x; break;
@@ -92,7 +93,7 @@ inline void store_f64(void *data, fw_dtype dtype, int64_t offset, double x) {  /
     default: break;
   }
 }
-inline int64_t load_int(const fw_tensor &t, int64_t i) {
+static inline int64_t load_int(const fw_tensor &t, int64_t i) {
   return t.dtype == FW_I32 ? static_cast<const int32_t *>(t.data)[i * t.strides[0]]
                            : static_cast<const int64_t *>(t.data)[i * t.strides[0]];
 }
@@ -103,12 +104,12 @@ struct Segment {
 };
 // cu_seqlens: [N+1] int32 or int64, host, batch 1, first 0, last T, non-decreasing. *n: the number of sequences.
 fw_status check_cu_seqlens(const char *op, const fw_tensor &cu, int64_t batch, int64_t tokens, bool with_data, int64_t *n);
-inline Segment segment(const fw_tensor &cu, int64_t tokens, int64_t n) {
+static inline Segment segment(const fw_tensor &cu, int64_t tokens, int64_t n) {
   if (given(cu)) return {0, load_int(cu, n), load_int(cu, n + 1)};
   return {n, 0, tokens};
 }
 
 // *c = a * b and whether it fits.
-inline bool mul_fits(int64_t a, int64_t b, int64_t *c) { return !__builtin_mul_overflow(a, b, c); }
+static inline bool mul_fits(int64_t a, int64_t b, int64_t *c) { return !__builtin_mul_overflow(a, b, c); }
 
 }  // namespace fw

@@ -55,7 +55,7 @@ double fixed_gate(const Problem &p, int64_t hv);
 int64_t opaque_elements(const Problem &p);
 
 // Element offset of state [n, hv, k, v] in a tensor of the given layout (KV or VK).
-inline int64_t state_offset(const fw_tensor &t, fw_state_layout layout, int64_t n, int64_t hv, int64_t k, int64_t v) {
+static inline int64_t state_offset(const fw_tensor &t, fw_state_layout layout, int64_t n, int64_t hv, int64_t k, int64_t v) {
   const int64_t i = layout == FW_STATE_VK ? v : k, j = layout == FW_STATE_VK ? k : v;
   return n * t.strides[0] + hv * t.strides[1] + i * t.strides[2] + j * t.strides[3];
 }
