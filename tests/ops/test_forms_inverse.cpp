@@ -124,6 +124,36 @@ TEST(Inverse, NeumannSeriesEndsAfterNTerms) {
   }
 }
 
+// Equal keys, beta = 1: L is ones below the diagonal, (L^m)_ij = C(i-j-1, m-1) and the inverse is I minus one
+// subdiagonal. Of 64 rows the largest power has C(62,31) = 4.65e17 in its corner and all of them cancel to 1, 0 and
+// -1.
+TEST(Inverse, EqualKeysHaveBinomialPowers) {
+  const int64_t n = 16;
+  Array L(n * n), power(n * n), choose((n + 1) * (n + 1));
+  for (int64_t i = 0; i < n; ++i) {
+    power[i * n + i] = 1;
+    for (int64_t j = 0; j < i; ++j) L[i * n + j] = 1;
+  }
+  for (int64_t i = 0; i <= n; ++i) {
+    choose[i * (n + 1)] = 1;
+    for (int64_t j = 1; j <= i; ++j) {
+      choose[i * (n + 1) + j] = choose[(i - 1) * (n + 1) + j - 1] + (j < i ? choose[(i - 1) * (n + 1) + j] : 0);
+    }
+  }
+  for (int64_t m = 1; m < n; ++m) {
+    power = multiply(L, power, n, n, n);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < i; ++j) {
+        EXPECT_EQ(power[i * n + j], i - j - 1 < m - 1 ? 0.0 : choose[(i - j - 1) * (n + 1) + m - 1]);
+      }
+    }
+  }
+  const Array X = inverse(L, n);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < n; ++j) EXPECT_EQ(X[i * n + j], i == j ? 1.0 : (i == j + 1 ? -1.0 : 0.0));
+  }
+}
+
 // T_ij = -x_i^T (D - y x^T)_{i-1} ... (D - y x^T)_{j+1} k_j when one key erases and writes. With |k| = 1, 0 <= beta
 // <= 2 and g <= 0 every factor is a contraction, so |T_ij| <= beta_i. (T_k of independent keys has no such bound.)
 TEST(Inverse, EntriesAreTransitionsAndStayBelowBeta) {
@@ -160,25 +190,31 @@ double worst_error(fw_dtype arithmetic, int64_t n, double cosine, fw_inverse_met
   return worst;
 }
 
-// Half types, dissimilar keys: all ways are good. Bounds: the largest entry is 1 and a row sums at most n rounded
-// products of size < 0.4 whose signs are random: 4 * sqrt(64) * 0.4 * u, with u = 2^-9 (bf16), 2^-12 (fp16): 2.5e-2
-// and 3.1e-3.
+// Unit round-offs of the operands.
+constexpr double kF32 = 0x1p-24, kF16 = 0x1p-11, kBf16 = 0x1p-8;
+
+// Dissimilar keys: all ways are good. Entries of L are random with root mean square 128^-1/2 = 0.09 and at most 0.4,
+// those of X likewise next to a diagonal of 1. Of the 64 products of an entry the one with the diagonal is off by 0.4
+// u at most, the others by 2 * 0.09^2 u each with random sign, three sigma 0.4 u: 0.8 u, and twice that is allowed.
+// In fp32 the sums round too, 64 times at most 0.4 u more.
 TEST(Inverse, DissimilarKeysAreEasy) {
   for (fw_inverse_method method : kWays) {
-    EXPECT_LT(worst_error(FW_BF16, 64, 0, method), 2.5e-2) << method;
-    EXPECT_LT(worst_error(FW_F16, 64, 0, method), 3.1e-3) << method;
-    EXPECT_LT(worst_error(FW_F32, 64, 0, method), 1e-5) << method;
+    EXPECT_LT(worst_error(FW_BF16, 64, 0, method), 1.6 * kBf16) << method;
+    EXPECT_LT(worst_error(FW_F16, 64, 0, method), 1.6 * kF16) << method;
+    EXPECT_LT(worst_error(FW_F32, 64, 0, method), 27 * kF32) << method;
   }
 }
 
 // Similar keys: the true entries stay below 1 while powers of L grow like binomials, so the two series lose every
-// digit even on 16 rows in half precision, and in fp32 on 64; substitution and the block methods keep theirs.
+// digit even on 16 rows in half precision, and in fp32 on 64; substitution and the block methods keep theirs. A
+// column of X is 1, then about -1, then small: its products with a row of L are off by 2 u (1 + 1) at most, and as
+// much again comes through the rows before: 8 u. In fp32 the 64 sums of size 1 add 64 u.
 TEST(Inverse, SimilarKeysBreakTheSeriesOnly) {
   for (fw_inverse_method method : {FW_INVERSE_SUBSTITUTION, FW_INVERSE_BLOCK_MERGE, FW_INVERSE_BLOCK_ROWS}) {
     for (int64_t n : {16, 64}) {
-      EXPECT_LT(worst_error(FW_F32, n, 0.9, method), 1e-5) << method;
-      EXPECT_LT(worst_error(FW_F16, n, 0.9, method), 1e-2) << method;
-      EXPECT_LT(worst_error(FW_BF16, n, 0.9, method), 1e-1) << method;
+      EXPECT_LT(worst_error(FW_F32, n, 0.9, method), 72 * kF32) << method;
+      EXPECT_LT(worst_error(FW_F16, n, 0.9, method), 8 * kF16) << method;
+      EXPECT_LT(worst_error(FW_BF16, n, 0.9, method), 8 * kBf16) << method;
     }
   }
   for (fw_inverse_method method : {FW_INVERSE_NEUMANN, FW_INVERSE_DOUBLING}) {

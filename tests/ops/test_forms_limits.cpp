@@ -125,7 +125,7 @@ TEST(Operators, ScalarGateIsADiagonalSimilarity) {
   EXPECT_LT(max_difference(inverse(L), T), kTight);
 }
 
-// ---- the quotient
+// the quotient
 
 TEST(Forms, DecayQuotientOnPaper) {
   const int64_t T = 12, K = 3, s = 2, e = 11, n = e - s;
