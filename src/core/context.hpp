@@ -34,9 +34,9 @@ void parallel_slots(const fw_context &context, int64_t n_slots, F &f) {
 // Items claimed one by one; lives on the stack of the call.
 class ItemQueue {
  public:
-  explicit ItemQueue(int64_t n_items) : n_items_(n_items) {}
+  __attribute__((always_inline)) explicit ItemQueue(int64_t n_items) : n_items_(n_items) {}
   // The next item, or -1 when none is left.
-  int64_t next() {
+  __attribute__((always_inline)) int64_t next() {
     const int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
     return item < n_items_ ? item : -1;
   }

@@ -3,6 +3,7 @@
 //
 //   template <class L> static Buffers lay_out(L &ledger, const Problem &p);   // the same code path both times
 //   Ledger(nullptr) counts, Ledger(pointer) hands out. Every piece is aligned to 64 bytes.
+// Members are always inlined: level files use them, and a copy shared by the linker could need what a machine lacks.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -11,14 +12,14 @@ namespace fw {
 
 class Ledger {
  public:
-  explicit Ledger(void *base) {
+  __attribute__((always_inline)) explicit Ledger(void *base) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(base);
     base_ = reinterpret_cast<char *>((address + kAlign - 1) / kAlign * kAlign);
     is_counting_ = base == nullptr;
   }
 
   template <class T>
-  T *take(int64_t count) {
+  __attribute__((always_inline)) T *take(int64_t count) {
     const uint64_t offset = used_;
     uint64_t bytes = 0;
     if (count < 0 || __builtin_mul_overflow(static_cast<uint64_t>(count), sizeof(T), &bytes) ||
@@ -29,8 +30,8 @@ class Ledger {
   }
 
   // Bytes to ask the caller for: what was taken and the slack to align any pointer.
-  uint64_t bytes() const { return used_ == 0 ? 0 : used_ + kAlign; }
-  bool overflow() const { return overflow_; }
+  __attribute__((always_inline)) uint64_t bytes() const { return used_ == 0 ? 0 : used_ + kAlign; }
+  __attribute__((always_inline)) bool overflow() const { return overflow_; }
 
  private:
   static constexpr uint64_t kAlign = 64;

@@ -65,11 +65,10 @@ void ThreadPool::work(uint64_t seen) {
 void ThreadPool::parallel_for(void *user, int64_t n_tasks, fw_task_fn fn, void *task) {
   ThreadPool &pool = *static_cast<ThreadPool *>(user);
   if (n_tasks <= 0) return;
-  if (n_tasks == 1 || pool.threads_.empty() || !pool.one_call_.try_lock()) {
+  if (n_tasks == 1 || pool.threads_.empty() || pool.is_busy_.exchange(true, std::memory_order_acquire)) {
     for (int64_t i = 0; i < n_tasks; ++i) fn(task, i);
     return;
   }
-  std::lock_guard<std::mutex> call(pool.one_call_, std::adopt_lock);
   {
     std::lock_guard<std::mutex> lock(pool.mutex_);
     pool.fn_ = fn;
@@ -86,6 +85,7 @@ void ThreadPool::parallel_for(void *user, int64_t n_tasks, fw_task_fn fn, void *
     std::unique_lock<std::mutex> lock(pool.mutex_);
     pool.done_.wait(lock, [&] { return pool.n_running_.load(std::memory_order_acquire) == 0; });
   }
+  pool.is_busy_.store(false, std::memory_order_release);
 }
 
 }  // namespace fw

@@ -30,8 +30,8 @@ class ThreadPool {
   void run_tasks();
   void stop();
 
-  std::mutex one_call_;  // held for the length of a call
-  std::mutex mutex_;     // guards everything below but the atomics
+  std::atomic<bool> is_busy_{false};  // for the length of a call
+  std::mutex mutex_;                  // guards everything below but the atomics
   std::condition_variable wake_, done_;
   fw_task_fn fn_ = nullptr;
   void *task_ = nullptr;

@@ -45,7 +45,7 @@ struct Problem {
   fw_tensor dq, dk, dv, da, db, dp, d_erase_gate, d_write_gate, dg, dbeta, d_a_log, d_dt_bias;
   fw_tensor d_initial_state, d_initial_z;
 
-  int64_t group() const { return HV / H; }
+  __attribute__((always_inline)) int64_t group() const { return HV / H; }
 };
 
 // Natural-log decay of retention and lightning, the same for every token.
