@@ -22,6 +22,9 @@ const char *dtype_name(fw_dtype dtype) {
 
 int64_t numel(const fw_tensor &t) {
   int64_t n = 1;
+  for (int32_t i = 0; i < t.ndim; ++i) {
+    if (t.shape[i] == 0) return 0;  // the other sizes are unbounded then
+  }
   for (int32_t i = 0; i < t.ndim; ++i) n *= t.shape[i];
   return n;
 }
@@ -92,6 +95,10 @@ fw_status check_tensor(const char *op, const char *name, const fw_tensor &t, con
     return fail(FW_INVALID_ARGUMENT, "%s: %s has strides that reach further than 2^58 elements", op, name);
   }
   if (with_data && t.data == nullptr) return fail(FW_INVALID_ARGUMENT, "%s: %s has a null data pointer", op, name);
+  if (with_data && reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_size(t.dtype)) != 0) {
+    return fail(FW_INVALID_ARGUMENT, "%s: %s has a data pointer that is not a multiple of %lld bytes", op, name,
+                static_cast<long long>(dtype_size(t.dtype)));
+  }
   return FW_OK;
 }
 

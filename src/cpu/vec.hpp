@@ -85,8 +85,8 @@ inline __attribute__((always_inline)) Vec min(Vec a, Vec b) { return select(a < 
 
 // Nearest integer as a float, for |x| < 2^22.
 inline __attribute__((always_inline)) Vec round_near(Vec x) {
-  const Vec magic = splat(0x1.8p23f);
-  return (x + magic) - magic;
+  const Vec shift = splat(0x1.8p23f);  // its unit is 1
+  return (x + shift) - shift;
 }
 
 // e^x = m 2^n for x clamped to [-300, 300], m in (0.7, 1.42) within 1 unit in the last place; NaN stays in m.
