@@ -56,11 +56,23 @@ static void dense_tensors_have_row_major_strides(void) {
   expect(t.strides[0] == 12 && t.strides[1] == 4 && t.strides[2] == 1, "strides of a dense [2,3,4]");
 }
 
+static void a_malformed_descriptor_is_refused(void) {
+  fw_recurrence desc;
+  fw_context *context = NULL;
+  uint64_t bytes = 0;
+  expect(fw_context_create(NULL, &context) == FW_OK, "the default context");
+  memset(&desc, 0, sizeof desc);
+  expect(fw_recurrence_workspace_size(context, &desc, FW_FORWARD, &bytes) == FW_INVALID_ARGUMENT, "struct_size 0");
+  expect(strstr(fw_last_error(), "struct_size") != NULL, "the sentence names struct_size");
+  fw_context_destroy(context);
+}
+
 int main(void) {
   versions_agree();
   statuses_have_names();
   contexts_come_and_go();
   dense_tensors_have_row_major_strides();
+  a_malformed_descriptor_is_refused();
   if (failures == 0) printf("all passed\n");
   return failures == 0 ? 0 : 1;
 }
