@@ -222,4 +222,18 @@ TEST(Verbs, ByItsAxesIsTheNamedRow) {
   EXPECT_EQ(named.o, axes.o);
 }
 
+TEST(Neighbours, HaveTheSameVerbs) {
+  fw::Context context(1);
+  fw::Workspace workspace;
+  std::vector<float> x = {3, 4}, y(2, NAN);
+  fw::Norm norm;
+  norm.kind = FW_NORM_L2;
+  norm.x = fw::tensor(x, {1, 2});
+  norm.y = fw::tensor(y, {1, 2});
+  fw::check(context, norm, FW_FORWARD);
+  fw::forward(context, norm, workspace);
+  EXPECT_NEAR(y[0], 0.6f, 1e-6f);
+  EXPECT_NEAR(y[1], 0.8f, 1e-6f);
+}
+
 }  // namespace
