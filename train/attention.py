@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Causal attention of a segment over a cache and itself, within a window and within one document."""
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention

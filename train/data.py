@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams of bytes from a file of documents, each ended by one zero byte."""
 import lzma
 import os

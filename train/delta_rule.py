@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gated delta rule over packed documents, in plain PyTorch.
 
 For one head with state S [K, V], per token:

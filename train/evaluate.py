@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bits per byte of a model on a file of documents, as the native runner would see them.
 
 Every byte counts, the zero bytes that end documents too. Each document is read from its start: the recurrent state is

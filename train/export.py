@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a trained model as a folder of docs/model_format.md, and its model card.
 
   python3 export.py run/hybrid models/byte-hybrid --sources corpus/sources.tsv --results results.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write golden_logits.safetensors beside a model: `tokens` [n] and `logits` [n, vocab_size], both fp32.
 
 The tokens are two documents: a zero byte and 300 bytes, then a zero byte and 50 bytes. Row i holds the logits after

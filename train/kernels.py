@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton forms of the steps that plain operators do slowly on a GPU; the plain forms beside their callers define them."""
 import torch
 import triton

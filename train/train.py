@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a byte-level language model of docs/model_format.md.
 
   python3 train.py --data corpus --preset hybrid --bytes 2e9 --out run/hybrid          # one GPU
