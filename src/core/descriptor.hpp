@@ -56,15 +56,16 @@ inline fw_status check_absent(const char *op, const char *name, const fw_tensor 
 
 // The slots of a pool, one a sequence: int32 [N], negative skips, below `slots`, no slot twice. with_data: read them.
 // The comparison of all pairs is N^2 / 2 int32 compares, below the work of any step of N sequences.
-inline fw_status check_state_indices(const char *op, const fw_tensor &indices, int64_t n_sequences, int64_t slots, bool with_data) {
+inline fw_status check_state_indices(const char *op, const fw_tensor &indices, int64_t n_sequences, int64_t slots, bool with_data,
+                                     const char *pool = "state", const char *name = "state_indices") {
   if (!given(indices)) {
     if (slots >= n_sequences) return FW_OK;
-    return fail(FW_INVALID_ARGUMENT, "%s: state has %lld slots, expected at least N = %lld without state_indices", op,
-                static_cast<long long>(slots), static_cast<long long>(n_sequences));
+    return fail(FW_INVALID_ARGUMENT, "%s: %s has %lld slots, expected at least N = %lld without %s", op, pool,
+                static_cast<long long>(slots), static_cast<long long>(n_sequences), name);
   }
   const fw_dtype allowed[] = {FW_I32};
-  FW_TRY(check_dtype(op, "state_indices", indices, allowed, 1));
-  FW_TRY(check_tensor(op, "state_indices", indices, &n_sequences, 1, with_data));
+  FW_TRY(check_dtype(op, name, indices, allowed, 1));
+  FW_TRY(check_tensor(op, name, indices, &n_sequences, 1, with_data));
   if (!with_data) return FW_OK;
   const int32_t *data = static_cast<const int32_t *>(indices.data);
   const int64_t stride = indices.strides[0];
@@ -72,8 +73,8 @@ inline fw_status check_state_indices(const char *op, const fw_tensor &indices, i
     const int32_t slot = data[i * stride];
     if (slot < 0) continue;
     if (slot >= slots) {
-      return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] is %d, allowed below %lld", op, static_cast<long long>(i), slot,
-                  static_cast<long long>(slots));
+      return fail(FW_INVALID_ARGUMENT, "%s: %s[%lld] is %d, allowed below %lld", op, name, static_cast<long long>(i),
+                  slot, static_cast<long long>(slots));
     }
     bool is_taken = false;
     if (stride == 1) {
@@ -82,7 +83,7 @@ inline fw_status check_state_indices(const char *op, const fw_tensor &indices, i
       for (int64_t j = 0; j < i; ++j) is_taken |= data[j * stride] == slot;
     }
     if (is_taken) {
-      return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] is %d, a slot that an earlier sequence has", op,
+      return fail(FW_INVALID_ARGUMENT, "%s: %s[%lld] is %d, a slot that an earlier sequence has", op, name,
                   static_cast<long long>(i), slot);
     }
   }

@@ -1,40 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the public descriptor to a Problem: every shape, dtype and overlap that can be wrong is refused here.
 #include "core/descriptor.hpp"
+#include "core/operands.hpp"
 #include "ops/linear/problem.hpp"
 
 namespace fw::linear {
 namespace {
 
 constexpr const char *kOp = Op::kName;
-
-struct Named {
-  const char *name;
-  const fw_tensor *tensor;
-};
-
-// An output in `dtype` (FW_NONE: any that this call computes in) that meets none of `others`.
-fw_status check_out(const char *name, const fw_tensor &t, const int64_t *shape, int32_t ndim, fw_dtype dtype, bool is_f64,
-                    bool with_data, const Named *others, int32_t n_others) {
-  const fw_dtype single[] = {dtype}, f64[] = {FW_F64}, floats[] = {FW_F32, FW_BF16, FW_F16};
-  FW_TRY(check_tensor(kOp, name, t, shape, ndim, with_data));
-  if (dtype != FW_NONE) {
-    FW_TRY(check_dtype(kOp, name, t, single, 1));
-  } else {
-    FW_TRY(is_f64 ? check_dtype(kOp, name, t, f64, 1) : check_dtype(kOp, name, t, floats, 3));
-  }
-  FW_TRY(check_output(kOp, name, t));
-  for (int32_t i = 0; with_data && i < n_others; ++i) {
-    FW_TRY(check_disjoint(kOp, name, t, others[i].name, *others[i].tensor));
-  }
-  return FW_OK;
-}
-
-fw_status check_in(const char *name, const fw_tensor &t, const int64_t *shape, int32_t ndim, bool is_f64, bool with_data) {
-  const fw_dtype f64[] = {FW_F64}, floats[] = {FW_F32, FW_BF16, FW_F16};
-  FW_TRY(check_tensor(kOp, name, t, shape, ndim, with_data));
-  return is_f64 ? check_dtype(kOp, name, t, f64, 1) : check_dtype(kOp, name, t, floats, 3);
-}
 
 }  // namespace
 
@@ -49,31 +22,21 @@ fw_status Op::make_problem(const Desc &desc, const Grads *grads, fw_direction di
   p.x = desc.x;
   p.weight = desc.weight;
   p.bias = desc.bias;
-  p.is_f64 = desc.x.dtype == FW_F64;
-
-  char found[160];
-  if (!given(p.x)) return fail(FW_INVALID_ARGUMENT, "%s: x is missing", kOp);
-  if (p.x.ndim != 2) return fail(FW_INVALID_ARGUMENT, "%s: x has %d dimensions, expected 2", kOp, p.x.ndim);
+  FW_TRY(check_first(kOp, "x", p.x, 2, 2, with_data, &p.is_f64));
   if (!given(p.weight)) return fail(FW_INVALID_ARGUMENT, "%s: weight is missing", kOp);
-  if (p.weight.ndim != 2) {
-    return fail(FW_INVALID_ARGUMENT, "%s: weight has %d dimensions, expected 2", kOp, p.weight.ndim);
-  }
   p.M = p.x.shape[0];
   p.in = p.x.shape[1];
-  p.out = p.weight.shape[0];
-  FW_TRY(check_in("x", p.x, p.x.shape, 2, p.is_f64, with_data));
-  if (p.weight.shape[1] != p.in) {
-    return fail(FW_INVALID_ARGUMENT, "%s: weight has shape %s, expected [out,%lld]", kOp,
-                shape_text(p.weight, found, sizeof found), static_cast<long long>(p.in));
-  }
-  FW_TRY(check_in("weight", p.weight, p.weight.shape, 2, p.is_f64, with_data));
-  if (given(p.bias)) FW_TRY(check_in("bias", p.bias, &p.out, 1, p.is_f64, with_data && direction == FW_FORWARD));
+  p.out = p.weight.ndim == 2 ? p.weight.shape[0] : 0;
+  const int64_t weight_shape[] = {p.out, p.in}, y_shape[] = {p.M, p.out};
+  FW_TRY(check_float(kOp, "weight", p.weight, weight_shape, 2, p.is_f64, with_data));
+  if (given(p.bias)) FW_TRY(check_float(kOp, "bias", p.bias, &p.out, 1, p.is_f64, with_data && direction == FW_FORWARD));
 
-  const int64_t y_shape[] = {p.M, p.out};
-  const Named inputs[] = {{"x", &p.x}, {"weight", &p.weight}, {"bias", &p.bias}};
+  const Operand inputs[] = {{"x", &p.x}, {"weight", &p.weight}, {"bias", &p.bias}, {"dy", &p.dy}};
   if (direction == FW_FORWARD) {
     p.y = desc.y;
-    return check_out("y", p.y, y_shape, 2, FW_NONE, p.is_f64, with_data, inputs, 3);
+    FW_TRY(check_float(kOp, "y", p.y, y_shape, 2, p.is_f64, with_data));
+    const Operand outputs[] = {{"y", &p.y}};
+    return check_outputs(kOp, outputs, 1, inputs, 4, with_data);
   }
   if (!grads) return FW_OK;
   FW_TRY(check_reserved(kOp, "grads.reserved", grads->reserved));
@@ -81,18 +44,17 @@ fw_status Op::make_problem(const Desc &desc, const Grads *grads, fw_direction di
   p.dx = grads->dx;
   p.dweight = grads->dweight;
   p.dbias = grads->dbias;
-  FW_TRY(check_in("dy", p.dy, y_shape, 2, p.is_f64, with_data));
-  const Named others[] = {{"x", &p.x}, {"weight", &p.weight}, {"bias", &p.bias}, {"dy", &p.dy},
-                          {"dx", &p.dx}, {"dweight", &p.dweight}};
-  if (given(p.dx)) FW_TRY(check_out("dx", p.dx, p.x.shape, 2, p.x.dtype, p.is_f64, with_data, others, 4));
+  FW_TRY(check_float(kOp, "dy", p.dy, y_shape, 2, p.is_f64, with_data));
+  if (given(p.dx)) FW_TRY(check_float(kOp, "dx", p.dx, p.x.shape, 2, p.is_f64, with_data, p.x.dtype));
   if (given(p.dweight)) {
-    FW_TRY(check_out("dweight", p.dweight, p.weight.shape, 2, p.weight.dtype, p.is_f64, with_data, others, 5));
+    FW_TRY(check_float(kOp, "dweight", p.dweight, weight_shape, 2, p.is_f64, with_data, p.weight.dtype));
   }
   if (given(p.dbias)) {
     if (!given(p.bias)) return fail(FW_INVALID_ARGUMENT, "%s: dbias is given, but bias is absent", kOp);
-    FW_TRY(check_out("dbias", p.dbias, &p.out, 1, p.bias.dtype, p.is_f64, with_data, others, 6));
+    FW_TRY(check_float(kOp, "dbias", p.dbias, &p.out, 1, p.is_f64, with_data, p.bias.dtype));
   }
-  return FW_OK;
+  const Operand outputs[] = {{"dx", &p.dx}, {"dweight", &p.dweight}, {"dbias", &p.dbias}};
+  return check_outputs(kOp, outputs, 3, inputs, 4, with_data);
 }
 
 }  // namespace fw::linear

@@ -10,6 +10,7 @@
 // No block size depends on the threads in a way that shows in a sum.
 // Scratch: fp32 copies of x or dy where needed; a slot has one tile of results, one panel and kOuts of bias.
 #include "core/ledger.hpp"
+#include "core/operands.hpp"
 #include "ops/linear/kernels.hpp"
 #include "ops/linear/problem.hpp"
 
@@ -22,16 +23,8 @@ constexpr int64_t kOutsDecode = 24;  // few rows: more items, since there is lit
 constexpr int64_t kFewRows = 8;
 constexpr int64_t kCols = 64;        // columns of a panel in the backward, a multiple of 16
 constexpr int64_t kDepth = 128;      // rows of a panel in the backward: 32 KB
-constexpr int64_t kInlineWork = 1 << 16;  // multiply-adds below which waking another thread costs more than it saves
 
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// a * b, or -1, which the Ledger reports as overflow
-int64_t product(int64_t a, int64_t b) {
-  int64_t c;
-  return mul_fits(a, b, &c) ? c : -1;
-}
 
 bool is_plain(const fw_tensor &t) { return t.dtype == FW_F32 && t.strides[1] == 1; }
 
@@ -63,15 +56,8 @@ Buffers lay_out(Ledger &ledger, const fw_context &context, const Problem &p) {
     b.panel_size = kDepth * kCols;
   }
   b.tile = ledger.take<float>(n_slots * kTileSize);
-  b.panel = ledger.take<float>(b.panel_size < 0 ? -1 : product(n_slots, b.panel_size));
+  b.panel = ledger.take<float>(product(n_slots, b.panel_size));
   return b;
-}
-
-// Items on the threads of the context, or all on this one when there is little work.
-template <class F>
-void spread(const fw_context &context, int64_t n_items, double work, F &&f) {
-  if (work >= kInlineWork) return parallel_items(context, n_items, f);
-  for (int64_t item = 0; item < n_items; ++item) f(0, item);
 }
 
 double work_of(const Problem &p) { return static_cast<double>(p.M) * static_cast<double>(p.in) * static_cast<double>(p.out); }
@@ -79,7 +65,7 @@ double work_of(const Problem &p) { return static_cast<double>(p.M) * static_cast
 // fp32 rows of t, packed to `to`, a block of rows an item.
 void widen_rows(const fw_context &context, const Kernels &kernels, const fw_tensor &t, float *to, int64_t ld) {
   const int64_t rows = t.shape[0], n = t.shape[1];
-  spread(context, ceil_div(rows, kRows), static_cast<double>(rows) * static_cast<double>(n), [&](int64_t, int64_t item) {
+  parallel_work(context, ceil_div(rows, kRows), static_cast<double>(rows) * static_cast<double>(n), [&](int64_t, int64_t item) {
     const int64_t r = item * kRows;
     kernels.load_block(t.data, t.dtype, r * t.strides[0], t.strides[0], t.strides[1], min(kRows, rows - r), n, n, to + r * ld, ld);
   });
@@ -98,7 +84,7 @@ void forward(const fw_context &context, const Kernels &kernels, const Problem &p
   const fw_tensor &w = p.weight;
   const int64_t ldw = p.in > 0 ? w.strides[0] : 0;  // no step away from a null pointer
   if (p.in == 0) ldx = 0;
-  spread(context, out_blocks * row_blocks, work_of(p), [&](int64_t slot, int64_t item) {
+  parallel_work(context, out_blocks * row_blocks, work_of(p), [&](int64_t slot, int64_t item) {
     // the rows of a block of outputs one after the other: its weights stay in the cache
     const int64_t o = item / row_blocks * n_outs, m = item % row_blocks * kRows;
     const int64_t outs = min(n_outs, p.out - o), rows = min(kRows, p.M - m);
@@ -125,7 +111,7 @@ void product_into(const fw_context &context, const Kernels &kernels, const fw_te
                   int64_t a_row, int64_t a_col, const fw_tensor &right, const Buffers &b, double work) {
   const int64_t rows = out.shape[0], cols = out.shape[1];
   const int64_t col_blocks = ceil_div(cols, kCols);
-  spread(context, col_blocks * ceil_div(rows, kRows), work, [&](int64_t slot, int64_t item) {
+  parallel_work(context, col_blocks * ceil_div(rows, kRows), work, [&](int64_t slot, int64_t item) {
     const int64_t c = item % col_blocks * kCols, r = item / col_blocks * kRows;
     const int64_t n_cols = min(kCols, cols - c), n_rows = min(kRows, rows - r);
     const int64_t padded = ceil_div(n_cols, 16) * 16;
@@ -148,7 +134,7 @@ void backward(const fw_context &context, const Kernels &kernels, const Problem &
   if (given(p.dx)) product_into(context, kernels, p.dx, p.out, b.dy, p.out, 1, p.weight, b, work_of(p));
   if (given(p.dweight)) product_into(context, kernels, p.dweight, p.M, b.dy, 1, p.out, p.x, b, work_of(p));
   if (!given(p.dbias)) return;
-  spread(context, ceil_div(p.out, kCols), static_cast<double>(p.M) * static_cast<double>(p.out), [&](int64_t slot, int64_t item) {
+  parallel_work(context, ceil_div(p.out, kCols), static_cast<double>(p.M) * static_cast<double>(p.out), [&](int64_t slot, int64_t item) {
     const int64_t o = item * kCols, n = min(kCols, p.out - o);
     float *sums = b.tile + slot * kTileSize;
     for (int64_t i = 0; i < n; ++i) sums[i] = 0;

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The candidates of causal softmax attention, best first.
+#include "cpu/level_impl.hpp"
+#include "ops/attention/problem.hpp"
+
+namespace fw::attention {
+namespace {
+
+struct Paths {
+  template <int32_t kLevel>
+  static uint64_t workspace(const fw_context &context, const Problem &p) {
+    return cpu_workspace(context, p);
+  }
+  template <int32_t kLevel>
+  static void run(fw_context &context, const Problem &p, void *workspace) {
+    cpu_run(context, p, kLevel, workspace);
+  }
+  static constexpr auto reference_workspace = attention::reference_workspace;
+  static constexpr auto reference_run = attention::reference_run;
+};
+using Impls = LevelImpls<Problem, Paths>;
+
+}  // namespace
+
+const Impl<Problem> *Op::impls(int32_t *n) {
+  *n = Impls::kCount;
+  return Impls::kList;
+}
+
+}  // namespace fw::attention
