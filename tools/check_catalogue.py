@@ -12,6 +12,7 @@ import checks
 
 CATALOGUE = "src/ops/recurrence/catalogue.cpp"
 HEADER = "include/fastweight/recurrence.h"
+NEIGHBOURS = "include/fastweight/neighbours.h"  # their pages stand beside those of the rows
 ROW = re.compile(r'^\s*\{"(\w+)",\s*(FW_OP_\w+),', re.MULTILINE)
 
 # what -> (pattern of the files, patterns one of which must occur in one of them)
@@ -48,7 +49,8 @@ def check(root, build):
         for what, patterns, text in texts:
             if not any(re.search(pattern.format(row=row, op=op), text) for pattern in patterns):
                 findings.append(f"{row}: {what} is missing")
-    names = {row for row, _ in rows} | {"by_axes"}
+    neighbours = checks.read(root, NEIGHBOURS) if (root / NEIGHBOURS).exists() else ""
+    names = {row for row, _ in rows} | {"by_axes"} | set(re.findall(r"^FW_DECLARE_VERBS\((\w+)\)", neighbours, re.MULTILINE))
     for path in files:
         if path.match("docs/operators/*.md") and path.stem not in names and path.stem != "README":
             findings.append(f"{path}: no such row in the catalogue")
