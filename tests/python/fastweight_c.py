@@ -206,15 +206,13 @@ def tensor(x):
 def to_bf16(x):
     """Nearest even, NaN kept, from float64 or float32 with one rounding."""
     x = np.asarray(x)
-    if x.dtype == np.float64:  # odd rounding to float32 first, so that the second rounding sees the sticky bit
-        narrow = x.astype(np.float32)
-        inexact = narrow.astype(np.float64) != x
-        bits = narrow.view(np.uint32).copy()
-        toward = np.abs(narrow.astype(np.float64)) > np.abs(x)
-        bits = np.where(inexact & toward, bits - np.uint32(1), bits)
-        bits = np.where(inexact & np.isfinite(x), bits | np.uint32(1), bits).astype(np.uint32)
-    else:
-        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    narrow = np.ascontiguousarray(x, np.float32)
+    bits = narrow.view(np.uint32)
+    if x.dtype == np.float64:  # a first rounding that was not exact becomes odd, so that the second one sees it
+        inexact = np.isfinite(x) & (narrow != x)
+        if inexact.any():
+            too_far = inexact & (np.abs(narrow) > np.abs(x))
+            bits = np.where(inexact, (bits - too_far.astype(np.uint32)) | np.uint32(1), bits)
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(is_nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
