@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every row x {forward, backward, step} x {fp32, bf16, fp16} x regime against the fp64 truth, on every
+// instruction-set level of the machine. FW_TEST_FULL=1: more shapes and seeds, sizes up to T = 515 and K = V = 128.
+// FW_TEST_RESULT=PATH writes, a line each (row, direction, dtype, implementation), the cases run and the largest
+// share of a limit that was needed.
+#include "harness_check.hpp"
+
+namespace fw::test {
+namespace {
+
+class WriteResults : public ::testing::Environment {
+ public:
+  void TearDown() override {
+    if (const char *path = getenv("FW_TEST_RESULT"); path && *path) write_results(path);
+  }
+};
+const ::testing::Environment *const kWriteResults = ::testing::AddGlobalTestEnvironment(new WriteResults);
+
+bool is_short() { return getenv("FW_TEST_SHORT") != nullptr; }
+
+int64_t pick(Random &random, std::initializer_list<int64_t> choices) {
+  return *(choices.begin() + random.integer(0, static_cast<int64_t>(choices.size()) - 1));
+}
+
+// Sizes, types, layouts and strides that a case draws from its seed; K != V and HV != H in more than half, T odd.
+Spec draw(Spec s, int64_t dtype, int64_t regime, int64_t seed) {
+  Random random(static_cast<uint64_t>(seed));
+  s.dtype = dtype, s.regime = regime, s.seed = seed;
+  const bool is_large = is_full() && random.chance(0.3);
+  s.B = random.integer(1, 2);
+  s.H = random.integer(1, 2);
+  s.group = random.integer(1, 3);
+  s.T = is_large ? pick(random, {127, 129, 257, 515}) : pick(random, {1, 15, 17, 33, 47, 65, 71, 97});
+  s.K = is_large ? pick(random, {64, 96, 128}) : pick(random, {3, 8, 16, 17, 24, 32, 40});
+  s.V = is_large ? pick(random, {48, 64, 128}) : pick(random, {5, 8, 16, 20, 31, 32, 48});
+  if (is_short()) s.T = pick(random, {17, 33}), s.K = pick(random, {5, 16}), s.V = pick(random, {7, 16});
+  if (s.n_sub > 1) s.n_sub = random.integer(1, 4);
+  if (random.chance(0.3)) s.B = 1, s.pack = random.integer(1, 5), s.tail = s.T > 5 ? random.integer(0, 3) : 0;
+  if (random.chance(0.3) && regime != kHold) s.gate_dtype = dtype;  // dg of a large state does not fit in fp16
+  if (random.chance(0.25)) s.state_dtype = pick(random, {FW_BF16, FW_F16});
+  if (random.chance(0.2)) s.o_dtype = pick(random, {FW_F32, FW_BF16, FW_F16});
+  if (random.chance(0.4)) s.layout = FW_STATE_VK;
+  s.strides = random.chance(0.5) ? 0 : random.integer(1, 4);
+  s.initial = random.chance(0.8) || regime == kHold;
+  s.final = random.chance(0.8) || regime == kHold || regime == kOneSign;
+  if (regime == kDefault && random.chance(0.4)) s.qk_norm = FW_QK_NORM_L2;
+  if (has_gate_tensor(s) && (regime == kDefault || regime == kStrongGates) && random.chance(0.5)) {
+    s.gate_input = random.integer(1, 4);
+    s.parameters =
+        (s.gate_input == FW_GATE_INPUT_SOFTPLUS || s.gate_input == FW_GATE_INPUT_BOUNDED) && random.chance(0.7);
+  }
+  if (takes(s, recurrence::kBeta) && random.chance(0.3)) s.beta_input = random.integer(1, 2);
+  if (s.op == FW_OP_LINEAR_ATTN && random.chance(0.5)) s.normalizer = FW_NORMALIZER_SUM;
+  if (random.chance(0.2)) s.scale_milli = random.integer(100, 1500);
+  return s;
+}
+
+std::vector<Spec> rows() {
+  std::vector<Spec> all = named_rows();
+  for (const Spec &s : axes_rows()) all.push_back(s);
+  return all;
+}
+
+int64_t seeds_of(const Spec &row) {
+  if (is_full()) return row.op == FW_OP_BY_AXES ? 2 : 6;
+  return 1;
+}
+
+void run_case(const Spec &spec, fw_direction direction, bool on_every_level) {
+  std::vector<int64_t> indices;
+  if (direction == FW_STEP && spec.seed % 2) {
+    for (int64_t n = 0; n < spec.N(); ++n) indices.push_back(n % 3 == 1 ? -1 : spec.N() + 1 - n);
+  }
+  const Checked checked(spec, direction, indices);
+  const bool is_recurrent = direction == FW_STEP || (direction == FW_FORWARD && spec.form == FW_FORM_RECURRENT);
+  for (const std::string &impl : cpu_impls(is_recurrent ? "recurrent" : "chunk")) {
+    checked.run(forced(impl), impl, direction == FW_BACKWARD && spec.seed % 3 == 0);
+    if (!on_every_level) break;
+  }
+}
+
+void run_grid(fw_direction direction, int64_t dtype) {
+  for (const Spec &row : rows()) {
+    for (int64_t regime = 0; regime < kRegimeCount; ++regime) {
+      // a call by axes runs one regime in the default run, each row another one
+      if (!is_full() && row.op == FW_OP_BY_AXES &&
+          regime != (row.gate * 3 + row.erase + row.operands + dtype) % kRegimeCount)
+        continue;
+      if (is_short() && regime != (row.op + dtype) % kRegimeCount) continue;
+      for (int64_t i = 0; i < seeds_of(row); ++i) {
+        const int64_t seed =
+            10000 * row.op + 1000 * regime + 100 * dtype + 10 * direction + row.operands + 37 * row.gate + i;
+        Spec spec = draw(row, dtype, regime, seed);
+        if (direction == FW_FORWARD && seed % 4 == 0) spec.form = FW_FORM_RECURRENT;
+        run_case(spec, direction, is_full() || seed % 5 == 0);
+      }
+    }
+  }
+}
+
+TEST(Grid, ForwardFp32) { run_grid(FW_FORWARD, FW_F32); }
+TEST(Grid, ForwardBf16) { run_grid(FW_FORWARD, FW_BF16); }
+TEST(Grid, ForwardFp16) { run_grid(FW_FORWARD, FW_F16); }
+TEST(Grid, BackwardFp32) { run_grid(FW_BACKWARD, FW_F32); }
+TEST(Grid, BackwardBf16) { run_grid(FW_BACKWARD, FW_BF16); }
+TEST(Grid, BackwardFp16) { run_grid(FW_BACKWARD, FW_F16); }
+TEST(Grid, StepFp32) { run_grid(FW_STEP, FW_F32); }
+TEST(Grid, StepBf16) { run_grid(FW_STEP, FW_BF16); }
+TEST(Grid, StepFp16) { run_grid(FW_STEP, FW_F16); }
+
+// The data on which a narrow state or state gradient shows needs many tokens: T = 512 of the named rows.
+TEST(Grid, LongSequences) {
+  if (is_short()) GTEST_SKIP() << "not run: sequences of 512 tokens are not in the short list";
+  for (const Spec &row : named_rows()) {
+    for (int64_t regime : {kHold, kOneSign, kStrongGates, kSimilarKeys}) {
+      if (!is_full() && regime != kHold && regime != kOneSign) continue;
+      Spec spec = row;
+      spec.regime = regime, spec.dtype = regime == kOneSign ? FW_F16 : FW_BF16, spec.seed = 900 + row.op;
+      spec.B = 1, spec.H = 1, spec.group = 1, spec.T = 512, spec.K = 32, spec.V = 24;
+      if (spec.n_sub > 1) spec.n_sub = 2;
+      run_case(spec, FW_FORWARD, false);
+      run_case(spec, FW_BACKWARD, false);
+    }
+  }
+}
+
+// The references in fp32 pass the same limits.
+TEST(Grid, References) {
+  const Context recurrent("reference_recurrent", 2), parallel("reference_parallel", 2);
+  for (const Spec &row : named_rows()) {
+    for (fw_direction direction : {FW_FORWARD, FW_BACKWARD, FW_STEP}) {
+      const int64_t dtype = FW_F32 + row.op % 3;
+      const Spec spec = draw(row, dtype, (row.op + direction) % kRegimeCount, 5000 + row.op);
+      Checked(spec, direction).run(recurrent, "reference_recurrent");
+      if (direction != FW_FORWARD) continue;
+      Spec matrix = spec;
+      matrix.form = FW_FORM_PARALLEL;
+      Checked(matrix, direction).run(parallel, "reference_parallel");
+    }
+  }
+}
+
+// One case from the line that a failure printed.
+TEST(Repro, Case) {
+  const char *line = getenv("FW_TEST_CASE"), *direction = getenv("FW_TEST_DIRECTION"), *impl = getenv("FW_TEST_IMPL");
+  if (!line || !direction || !impl)
+    GTEST_SKIP() << "not run: FW_TEST_CASE, FW_TEST_DIRECTION and FW_TEST_IMPL name no case";
+  const Spec spec = parse_spec(line);
+  std::vector<int64_t> indices;
+  if (atoi(direction) == FW_STEP && spec.seed % 2) {
+    for (int64_t n = 0; n < spec.N(); ++n) indices.push_back(n % 3 == 1 ? -1 : spec.N() + 1 - n);
+  }
+  Checked(spec, atoi(direction), indices)
+      .run(forced(impl), impl, atoi(direction) == FW_BACKWARD && spec.seed % 3 == 0);
+}
+
+}  // namespace
+}  // namespace fw::test
