@@ -137,6 +137,8 @@ class Buffer {
   }
   void settle() { before_ = bytes_; }
 
+  const unsigned char *begin() const { return bytes_.data(); }
+  const unsigned char *end() const { return bytes_.data() + bytes_.size(); }
   bool is_unchanged() const { return bytes_ == before_; }
   // Whether every byte that is no element is as it was: guard bands and the gaps between strided rows.
   bool gaps_are_unchanged() const {

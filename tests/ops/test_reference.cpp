@@ -221,17 +221,11 @@ TEST(Reference, RefusesWhatItIsNot) {
   const Context recurrent("reference_recurrent"), parallel("reference_parallel");
   Spec spec = as_f64(spec_of(FW_OP_GLA));
   spec.form = FW_FORM_PARALLEL;
-  const Operands operands = generate(spec);
-  EXPECT_EQ(run_call(recurrent, spec, operands, FW_FORWARD).error,
-            "recurrence: implementation reference_recurrent is forced and refuses: form is parallel, this one works "
-            "token by "
-            "token");
-  EXPECT_EQ(run_call(parallel, spec, operands, FW_BACKWARD).error,
-            "recurrence: implementation reference_parallel is forced and refuses: direction is not forward");
+  EXPECT_EQ(run_call(recurrent, spec, generate(spec), FW_FORWARD).error,
+            "gla: implementation reference_recurrent is forced and refuses: form is parallel");
   spec.T = 4097, spec.B = spec.H = spec.group = spec.K = spec.V = 1;
-  EXPECT_EQ(
-      run_call(parallel, spec, generate(spec), FW_FORWARD).error,
-      "recurrence: implementation reference_parallel is forced and refuses: T * n_sub is 4097, allowed at most 4096");
+  EXPECT_EQ(run_call(parallel, spec, generate(spec), FW_FORWARD).error,
+            "gla: implementation reference_parallel is forced and refuses: T * n_sub is 4097, allowed at most 4096");
 }
 
 }  // namespace
