@@ -413,7 +413,7 @@ fw_status make_problem(const fw_recurrence *desc, const fw_recurrence_grads *gra
       return fail(FW_INVALID_ARGUMENT, "%s: grads is given, allowed null unless the direction is backward", p.op_name);
     }
     fw_recurrence_grads g;
-    FW_TRY(read_descriptor("recurrence", grads, &g));
+    FW_TRY(read_descriptor("recurrence", grads, &g, "grads"));
     FW_TRY(read_grads(g, &p, with_data));
   } else if (direction == FW_BACKWARD && with_data) {
     return fail(FW_INVALID_ARGUMENT, "%s: grads is a null pointer", p.op_name);
