@@ -48,6 +48,21 @@ if "$cmake" -S "$work/wrong" -B "$work/wrong/build" -DCMAKE_PREFIX_PATH="$prefix
   echo "find_package(fastweight 99.0) succeeded"
   exit 1
 fi
+
+# as a part of another project: the target is there, tests and program are not
+source_tree=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt")
+mkdir -p "$work/part"
+cat >"$work/part/CMakeLists.txt" <<TEXT
+cmake_minimum_required(VERSION 3.25)
+project(part C CXX)
+add_subdirectory("$source_tree" fastweight)
+if(NOT TARGET fastweight::fastweight OR TARGET fastweight_cli OR TARGET short_tests)
+  message(FATAL_ERROR "wrong targets")
+endif()
+TEXT
+"$cmake" -S "$work/part" -B "$work/part/build" -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" >"$work/part.log" 2>&1 ||
+  { cat "$work/part.log"; exit 1; }
+
 if [ -x "$prefix/bin/fastweight" ]; then
   env -u LD_LIBRARY_PATH "$prefix/bin/fastweight" --help >"$work/program_help.txt"
 fi
