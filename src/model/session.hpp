@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// One reader of a model: its recurrent states, convolution states and attention rings, and the workspace of its calls.
+// Memory is fixed when the session is made, whatever the number of tokens. A session is used by one thread at a time.
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/model.hpp"
+#include "model/ops.hpp"
+
+namespace fw::model {
+
+// Bytes of a session's state when its rings are full.
+struct StateBytes {
+  uint64_t recurrent, convolution, attention;
+  // keys and values of one token in fp32, were every layer full attention
+  uint64_t full_attention_token;
+};
+
+StateBytes state_bytes(const Config &config);
+
+class Session {
+ public:
+  // Takes n consecutive rows of logits, n x vocab_size.
+  using LogitsSink = std::function<void(std::span<const float> rows)>;
+
+  // context must outlive the session. Throws Error.
+  Session(std::shared_ptr<const Model> model, fw_context *context);
+  Session(const Session &) = delete;
+  Session &operator=(const Session &) = delete;
+
+  // As if no token had been read. A zero byte among the tokens does this too, and is then read at position 0.
+  void reset();
+
+  // Reads the tokens piece by piece through the chunk forms; afterwards `logits` are those after the last one. With a
+  // sink the logits after every token are made and handed over in order. The bits do not depend on how a document is
+  // split over calls as long as it is split at multiples of piece_tokens.
+  void prefill(std::span<const uint8_t> tokens, const LogitsSink &sink = {});
+
+  // Reads one token through the step forms.
+  void step(uint8_t token);
+
+  std::span<const float> logits() const { return {last_logits_.f32(), static_cast<size_t>(vocab())}; }
+  bool has_logits() const { return has_logits_; }
+  int64_t position() const { return position_; }  // tokens of the current document read so far
+  int64_t piece_tokens() const { return piece_; }
+  const Model &model() const { return *model_; }
+  uint64_t workspace_bytes() const;  // activations and scratch, on top of the state
+
+  // The state, exact to the bit. restore expects the size that save wrote for this model and throws Error otherwise.
+  std::vector<uint8_t> save() const;
+  void restore(std::span<const uint8_t> saved);
+
+ private:
+  struct LayerState {
+    Buffer recurrent[2], conv[2];  // [1,HV,K,V], [1,conv_dim,conv_size-1]; two sides: prefill reads one, writes one
+    Buffer k, v;                   // [1,capacity,n_kv_heads,head_dim]
+  };
+
+  int64_t vocab() const { return model_->config().vocab_size; }
+  void read_piece(const uint8_t *tokens, int64_t T, bool is_step, bool all_logits);
+  void run_block(size_t i, int64_t T, bool is_step);
+  DeltaCall delta_call(const Block &block, const LayerState &state, int64_t T, bool is_step) const;
+  void mix_delta(const Block &block, LayerState &state, int64_t T, bool is_step);
+  void mix_attention(const Block &block, LayerState &state, int64_t T);
+  void mlp(const Block &block, int64_t T);
+  void run_head(int64_t first, int64_t rows);
+  void embed(const uint8_t *tokens, int64_t T);
+  void measure();
+  template <class Visit>
+  void visit_state(Visit &&visit) const;
+
+  std::shared_ptr<const Model> model_;
+  Ops ops_;
+  int64_t piece_ = 0;
+  int64_t position_ = 0;
+  int side_ = 0;
+  bool has_logits_ = false;
+  std::vector<LayerState> layers_;
+  Buffer x_, h_, wide_, conv_out_, mixed_, gated_, logits_, last_logits_;
+};
+
+}  // namespace fw::model
