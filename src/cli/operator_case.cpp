@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operator_case.hpp"
+
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "model/error.hpp"
+#include "model/sampler.hpp"
+
+namespace fw::cli {
+namespace {
+
+using model::check;
+
+// Which operands beside q, k, v a row takes; gates follow from its axes.
+bool takes_beta(fw_op op) {
+  return op == FW_OP_DELTA_RULE || op == FW_OP_GATED_DELTA_RULE || op == FW_OP_COMBA || op == FW_OP_KDA ||
+         op == FW_OP_GATED_DELTA_PRODUCT;
+}
+bool makes_its_gate(fw_op op) { return op == FW_OP_RETENTION || op == FW_OP_LIGHTNING; }
+
+struct NamedType {
+  const char *name;
+  fw_dtype dtype;
+  uint64_t size;
+};
+constexpr NamedType kTypes[] = {{"f32", FW_F32, 4}, {"bf16", FW_BF16, 2}, {"f16", FW_F16, 2}, {"f64", FW_F64, 8}};
+constexpr const char *kDirections[] = {"forward", "backward", "step"};
+
+const NamedType &type_of(fw_dtype dtype) {
+  for (const NamedType &type : kTypes) {
+    if (type.dtype == dtype) return type;
+  }
+  return kTypes[0];
+}
+
+int64_t count(const fw_tensor &t) {
+  int64_t n = 1;
+  for (int32_t i = 0; i < t.ndim; ++i) n *= t.shape[i];
+  return n;
+}
+
+uint16_t to_bf16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+float from_bf16(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+// Within the range of the operands here (|x| below 16); smaller than the smallest normal number becomes 0.
+uint16_t to_f16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude < 0x38800000) return static_cast<uint16_t>(sign);
+  const uint32_t rounded = magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1);
+  return static_cast<uint16_t>(sign | rounded >> 13);
+}
+
+float from_f16(uint16_t half) {
+  const uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
+  const float magnitude = exponent == 0 ? ldexpf(static_cast<float>(fraction), -24)
+                                        : ldexpf(static_cast<float>(fraction + 1024), static_cast<int>(exponent) - 25);
+  return half & 0x8000 ? -magnitude : magnitude;
+}
+
+double get(const fw_tensor &t, int64_t i) {
+  switch (t.dtype) {
+    case FW_F64: return static_cast<const double *>(t.data)[i];
+    case FW_BF16: return from_bf16(static_cast<const uint16_t *>(t.data)[i]);
+    case FW_F16: return from_f16(static_cast<const uint16_t *>(t.data)[i]);
+    default: return static_cast<const float *>(t.data)[i];
+  }
+}
+
+void put(const fw_tensor &t, int64_t i, double value) {
+  switch (t.dtype) {
+    case FW_F64: static_cast<double *>(t.data)[i] = value; break;
+    case FW_BF16: static_cast<uint16_t *>(t.data)[i] = to_bf16(static_cast<float>(value)); break;
+    case FW_F16: static_cast<uint16_t *>(t.data)[i] = to_f16(static_cast<float>(value)); break;
+    default: static_cast<float *>(t.data)[i] = static_cast<float>(value);
+  }
+}
+
+std::vector<double> values(const fw_tensor &t) {
+  std::vector<double> out;
+  for (int64_t i = 0; i < count(t); ++i) out.push_back(get(t, i));
+  return out;
+}
+
+double relative_difference(const std::vector<double> &a, const std::vector<double> &reference) {
+  double largest = 0, square = 0;
+  for (size_t i = 0; i < reference.size(); ++i) {
+    const double difference = fabs(a[i] - reference[i]);
+    if (!(difference <= largest)) largest = difference;
+    if (largest != largest) return largest;
+    square += reference[i] * reference[i];
+  }
+  return square > 0 ? largest / sqrt(square / static_cast<double>(reference.size())) : largest;
+}
+
+constexpr fw_tensor fw_recurrence::*kInputs[] = {
+    &fw_recurrence::q, &fw_recurrence::k, &fw_recurrence::v, &fw_recurrence::a, &fw_recurrence::b, &fw_recurrence::p,
+    &fw_recurrence::erase_gate, &fw_recurrence::write_gate, &fw_recurrence::g, &fw_recurrence::beta};
+
+}  // namespace
+
+fw_dtype dtype_named(const std::string &name) {
+  for (const NamedType &type : kTypes) {
+    if (name == type.name && type.dtype != FW_F64) return type.dtype;
+  }
+  FW_MODEL_FAIL("dtype is %s, allowed f32, bf16 and f16", model::quote(name).c_str());
+}
+
+const char *dtype_name(fw_dtype dtype) { return type_of(dtype).name; }
+
+fw_op op_named(const std::string &name) {
+  std::string names;
+  for (fw_op op = 1; op < FW_OP_COUNT; ++op) {
+    if (name == fw_op_name(op)) return op;
+    names += std::string(op > 1 ? ", " : "") + fw_op_name(op);
+  }
+  FW_MODEL_FAIL("operator is %s, allowed %s", model::quote(name).c_str(), names.c_str());
+}
+
+fw_direction direction_named(const std::string &name) {
+  for (int32_t i = 0; i < 3; ++i) {
+    if (name == kDirections[i]) return i;
+  }
+  FW_MODEL_FAIL("direction is %s, allowed forward, backward and step", model::quote(name).c_str());
+}
+
+const char *direction_name(fw_direction direction) { return kDirections[direction]; }
+
+void add_size_options(CLI::App *command, CaseSize &size) {
+  const CLI::Range many(int64_t{1}, int64_t{1} << 31), heads(int64_t{1}, int64_t{65536}), widths(int64_t{1}, int64_t{512});
+  command->add_option("--batch", size.B, "Sequences")->check(heads)->type_name("B")->capture_default_str();
+  command->add_option("--length", size.T, "Tokens a sequence")->check(many)->type_name("T")->capture_default_str();
+  command->add_option("--heads", size.H, "Query and key heads")->check(heads)->type_name("H")->capture_default_str();
+  command->add_option("--value-heads", size.HV, "Value heads, a multiple of --heads")->check(heads)->type_name("HV")->capture_default_str();
+  command->add_option("--key-dim", size.K, "Key size of a head")->check(widths)->type_name("K")->capture_default_str();
+  command->add_option("--value-dim", size.V, "Value size of a head")->check(widths)->type_name("V")->capture_default_str();
+}
+
+OperatorCase::OperatorCase(fw_op op, fw_dtype dtype, const CaseSize &z, bool with_data) : has_data_(with_data) {
+  fw_gate gate = FW_GATE_NONE;
+  fw_erase erase = FW_ERASE_NONE;
+  check(fw_op_axes(op, &gate, &erase));
+  const int64_t n_sub = z.n_sub(op), R = z.T * n_sub;
+  fw_recurrence &d = desc_;
+  d.struct_size = sizeof d;
+  d.op = op;
+  d.n_sub = static_cast<int32_t>(n_sub);
+  d.q = unit_rows({z.B, z.T, z.H, z.K}, dtype);
+  d.k = unit_rows({z.B, R, z.H, z.K}, dtype);
+  d.v = random({z.B, R, z.HV, z.V}, dtype, -1, 1);
+  if (gate == FW_GATE_SCALAR && !makes_its_gate(op)) d.g = random({z.B, z.T, z.HV}, FW_F32, -0.2, 0);
+  if (gate == FW_GATE_VECTOR) d.g = random({z.B, z.T, z.HV, z.K}, FW_F32, -0.2, 0);
+  if (takes_beta(op)) d.beta = random({z.B, R, z.HV}, FW_F32, 0, 1);
+  if (op == FW_OP_COMBA) d.p = unit_rows({z.B, z.T, z.H, z.K}, dtype);
+  if (op == FW_OP_GDN2) {
+    d.erase_gate = random({z.B, z.T, z.H, z.K}, dtype, 0, 1);
+    d.write_gate = random({z.B, z.T, z.HV, z.V}, dtype, 0, 1);
+  }
+  if (erase == FW_ERASE_INDEPENDENT) {
+    d.a = unit_rows({z.B, z.T, z.H, z.K}, dtype);
+    d.b = tensor({z.B, z.T, z.H, z.K}, dtype);
+    // b = -a/2 forgets half of what a reads, so that the state stays bounded
+    for (int64_t i = 0; has_data_ && i < count(d.b); ++i) put(d.b, i, -0.5 * get(d.a, i));
+  }
+  initial_ = random({z.B, z.HV, z.K, z.V}, FW_F32, -1, 1);
+  final_ = tensor({z.B, z.HV, z.K, z.V}, FW_F32);
+  state_ = tensor({z.B, z.HV, z.K, z.V}, FW_F32);
+  d.o = tensor({z.B, z.T, z.HV, z.V}, dtype);
+}
+
+double OperatorCase::uniform() { return model::uniform_draw(7, random_++); }
+
+fw_tensor OperatorCase::tensor(std::initializer_list<int64_t> shape, fw_dtype dtype) {
+  fw_tensor t = fw_dense(nullptr, dtype, static_cast<int32_t>(shape.size()), shape.begin());
+  if (has_data_) {
+    owned_.emplace_back(static_cast<uint64_t>(count(t)) * type_of(dtype).size);
+    t.data = owned_.back().data();
+  }
+  return t;
+}
+
+fw_tensor OperatorCase::random(std::initializer_list<int64_t> shape, fw_dtype dtype, double low, double high) {
+  const fw_tensor t = tensor(shape, dtype);
+  for (int64_t i = 0; has_data_ && i < count(t); ++i) put(t, i, low + (high - low) * uniform());
+  return t;
+}
+
+fw_tensor OperatorCase::unit_rows(std::initializer_list<int64_t> shape, fw_dtype dtype) {
+  const fw_tensor t = random(shape, dtype, -1, 1);
+  const int64_t size = t.shape[t.ndim - 1];
+  for (int64_t row = 0; has_data_ && row < count(t); row += size) {
+    double square = 1e-12;
+    for (int64_t i = 0; i < size; ++i) square += get(t, row + i) * get(t, row + i);
+    for (int64_t i = 0; i < size; ++i) put(t, row + i, get(t, row + i) / sqrt(square));
+  }
+  return t;
+}
+
+fw_recurrence OperatorCase::forward() const {
+  fw_recurrence d = desc_;
+  d.initial_state = initial_;
+  d.final_state = final_;
+  return d;
+}
+
+fw_recurrence OperatorCase::step() const {
+  fw_recurrence d = desc_;
+  d.state = state_;
+  return d;
+}
+
+void OperatorCase::reset_state() {
+  memcpy(state_.data, initial_.data, static_cast<size_t>(count(state_)) * sizeof(float));
+}
+
+void OperatorCase::run(fw_context *context, fw_direction direction) {
+  const fw_recurrence d = direction == FW_STEP ? step() : forward();
+  uint64_t bytes = 0;
+  check(fw_recurrence_workspace_size(context, &d, direction, &bytes));
+  if (bytes > workspace_.size()) workspace_ = model::Buffer(bytes);
+  if (direction == FW_STEP) {
+    check(fw_recurrence_step(context, &d, workspace_.data(), workspace_.size()));
+  } else {
+    check(fw_recurrence_forward(context, &d, workspace_.data(), workspace_.size()));
+  }
+}
+
+void OperatorCase::run_reference(fw_context *context) {
+  if (!reference_o_.empty()) return;
+  OperatorCase wide(*this, FW_F64);
+  wide.run(context, FW_FORWARD);
+  reference_o_ = values(wide.desc_.o);
+  reference_state_ = values(wide.final_);
+}
+
+// The same values in another type.
+OperatorCase::OperatorCase(const OperatorCase &other, fw_dtype dtype) : desc_(other.desc_), has_data_(true) {
+  const auto copy = [&](fw_tensor &t) {
+    if (t.dtype == FW_NONE) return;
+    const fw_tensor from = t;
+    owned_.emplace_back(static_cast<uint64_t>(count(t)) * type_of(dtype).size);
+    t.data = owned_.back().data();
+    t.dtype = dtype;
+    for (int64_t i = 0; i < count(t); ++i) put(t, i, get(from, i));
+  };
+  initial_ = other.initial_;
+  final_ = other.final_;
+  for (fw_tensor *t : {&initial_, &final_, &desc_.o}) copy(*t);
+  for (const auto input : kInputs) copy(desc_.*input);
+}
+
+double OperatorCase::error(const fw_tensor &o, const fw_tensor &state) const {
+  return std::max(relative_difference(values(o), reference_o_), relative_difference(values(state), reference_state_));
+}
+
+double OperatorCase::error_of_forward(fw_context *context) {
+  run_reference(context);
+  run(context, FW_FORWARD);
+  return error(desc_.o, final_);
+}
+
+double OperatorCase::error_of_step(fw_context *context) {
+  run_reference(context);
+  reset_state();
+  run(context, FW_STEP);
+  return error(desc_.o, state_);
+}
+
+}  // namespace fw::cli

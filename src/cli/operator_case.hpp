@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row of the catalogue with random operands of a size and type: what `bench` times, `verify` checks against fp64 and
+// `explain` asks about.
+#pragma once
+#include <stdint.h>
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "fastweight/fastweight.h"
+#include "model/buffer.hpp"
+
+namespace fw::cli {
+
+struct CaseSize {
+  int64_t B = 1, T = 1024, H = 4, HV = 4, K = 64, V = 64;
+  int64_t n_sub(fw_op op) const { return op == FW_OP_GATED_DELTA_PRODUCT ? 2 : 1; }
+};
+
+fw_dtype dtype_named(const std::string &name);  // "f32", "bf16", "f16"; throws Error
+const char *dtype_name(fw_dtype dtype);
+fw_op op_named(const std::string &name);        // throws Error that lists the names
+fw_direction direction_named(const std::string &name);  // "forward", "backward", "step"
+const char *direction_name(fw_direction direction);
+
+class OperatorCase {
+ public:
+  // with_data false: shapes alone, enough for check, size queries and explain.
+  OperatorCase(fw_op op, fw_dtype dtype, const CaseSize &size, bool with_data);
+
+  fw_recurrence forward() const;  // from initial_state to o and final_state
+  fw_recurrence step() const;     // the same tokens, the state in place
+  void reset_state();             // the state of step becomes initial_state again
+
+  // The largest difference of o and of the final state (or the state of step) from fp64 on the same rounded operands,
+  // over the root mean square of each. Runs the reference. Throws Error when the call fails.
+  double error_of_forward(fw_context *context);
+  double error_of_step(fw_context *context);
+
+  // Runs the call once; the workspace is kept. Throws Error.
+  void run(fw_context *context, fw_direction direction);
+
+ private:
+  OperatorCase(const OperatorCase &other, fw_dtype dtype);
+  fw_tensor tensor(std::initializer_list<int64_t> shape, fw_dtype dtype);
+  fw_tensor random(std::initializer_list<int64_t> shape, fw_dtype dtype, double low, double high);
+  fw_tensor unit_rows(std::initializer_list<int64_t> shape, fw_dtype dtype);
+  double uniform();
+  void run_reference(fw_context *context);
+  double error(const fw_tensor &o, const fw_tensor &state) const;
+
+  fw_recurrence desc_ = {};
+  fw_tensor initial_ = {}, final_ = {}, state_ = {};
+  std::vector<double> reference_o_, reference_state_;
+  std::vector<model::Buffer> owned_;
+  model::Buffer workspace_;
+  bool has_data_;
+  uint64_t random_ = 1;
+};
+
+// --batch, --length, --heads, --value-heads, --key-dim, --value-dim
+void add_size_options(CLI::App *command, CaseSize &size);
+
+}  // namespace fw::cli
