@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "command.hpp"
-#include "operator_case.hpp"
+#include "cli/command.hpp"
+#include "cli/operator_case.hpp"
 
 namespace fw::cli {
 namespace {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // fastweight explain: which implementation would run, and why the others would not.
-#include "command.hpp"
-#include "operator_case.hpp"
+#include <algorithm>
+
+#include "cli/command.hpp"
+#include "cli/operator_case.hpp"
 
 namespace fw::cli {
 namespace {

@@ -2,9 +2,10 @@
 // fastweight generate: reads a prompt in pieces, then writes byte after byte.
 #include <stdio.h>
 
+#include <algorithm>
 #include <optional>
 
-#include "command.hpp"
+#include "cli/command.hpp"
 #include "model/json.hpp"
 #include "model/state_file.hpp"
 

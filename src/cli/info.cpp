@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // fastweight info: the library, the machine and the model in a few lines.
-#include "command.hpp"
+#include <algorithm>
+
+#include "cli/command.hpp"
 
 namespace fw::cli {
 namespace {

@@ -6,9 +6,9 @@
 #include <exception>
 #include <new>
 
-#include "command.hpp"
+#include "cli/command.hpp"
 #if defined(FW_HAVE_STUDY)
-#include "study.hpp"
+#include "cli/study.hpp"
 #endif
 
 namespace fw::cli {

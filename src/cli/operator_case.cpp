@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "operator_case.hpp"
+#include "cli/operator_case.hpp"
 
 #include <math.h>
 #include <string.h>

@@ -8,7 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "command.hpp"
+#include <algorithm>
+
+#include "cli/command.hpp"
 #include "model/mapped_file.hpp"
 #include "model/scorer.hpp"
 

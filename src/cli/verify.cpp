@@ -3,9 +3,9 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "command.hpp"
+#include "cli/command.hpp"
 #include "model/golden.hpp"
-#include "operator_case.hpp"
+#include "cli/operator_case.hpp"
 
 namespace fw::cli {
 namespace {

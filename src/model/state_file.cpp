@@ -13,11 +13,11 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "state files and safetensors are read as they lie in memory");
 
-constexpr char kMagic[8] = {'F', 'W', 'S', 'T', 'A', 'T', 'E', '\n'};
+constexpr char kFileMark[8] = {'F', 'W', 'S', 'T', 'A', 'T', 'E', '\n'};
 constexpr uint32_t kVersion = 1;
 
 struct StateHeader {
-  char magic[8];
+  char file_mark[8];
   uint32_t version;
   uint32_t header_bytes;
   uint8_t model[32];
@@ -34,7 +34,7 @@ static_assert(sizeof(StateHeader) == 96);
 void save_state_file(const std::string &path, const Session &session, const GenerationState &state) {
   const std::vector<uint8_t> payload = session.save();
   StateHeader header = {};
-  memcpy(header.magic, kMagic, sizeof kMagic);
+  memcpy(header.file_mark, kFileMark, sizeof kFileMark);
   header.version = kVersion;
   header.header_bytes = sizeof header;
   const Digest model = session.model().digest();
@@ -58,7 +58,7 @@ GenerationState load_state_file(const std::string &path, Session &session) {
   const std::span<const uint8_t> file = mapped.bytes();
   const std::string name = quote(path);
   StateHeader header = {};
-  if (file.size() < sizeof header || memcmp(file.data(), kMagic, sizeof kMagic) != 0) {
+  if (file.size() < sizeof header || memcmp(file.data(), kFileMark, sizeof kFileMark) != 0) {
     FW_MODEL_FAIL("%s is not a state file of fastweight", name.c_str());
   }
   memcpy(&header, file.data(), sizeof header);
