@@ -37,7 +37,7 @@ void widen(const StoredTensor &from, float *to) {
 // Finds each tensor of the format, checks its type and shape, and keeps book of those that nobody asked for.
 class WeightBinder {
  public:
-  WeightBinder(Model &model, const Safetensors &stored) : model_(model), stored_(stored), c_(model.config_) {}
+  WeightBinder(Model &model, Safetensors stored) : model_(model), stored_(std::move(stored)), c_(model.config_) {}
 
   void bind() {
     model_.embed_ = matrix({{"embed.weight", c_.vocab_size}}, c_.d_model);
@@ -160,7 +160,7 @@ class WeightBinder {
   }
 
   Model &model_;
-  const Safetensors &stored_;
+  const Safetensors stored_;
   const Config &c_;
   std::set<std::string> used_;
 };
@@ -174,17 +174,28 @@ std::shared_ptr<const Model> Model::load(const std::string &folder) {
   model->folder_ = folder;
   model->config_text_ = read_whole_file(folder + "/config.json", kMaxConfigBytes);
   model->config_ = parse_config(model->config_text_, "config.json");
-  model->weights_ = MappedFile(folder + "/model.safetensors");
-  const Safetensors stored = Safetensors::parse(model->weights_.bytes(), "model.safetensors");
-  WeightBinder(*model, stored).bind();
+  model->mapped_ = MappedFile(folder + "/model.safetensors");
+  model->weights_ = model->mapped_.bytes();
+  model->bind();
   return model;
 }
+
+std::shared_ptr<const Model> Model::from_memory(std::string config, std::span<const uint8_t> weights) {
+  std::shared_ptr<Model> model(new Model());
+  model->config_text_ = std::move(config);
+  model->config_ = parse_config(model->config_text_, "config.json");
+  model->weights_ = weights;
+  model->bind();
+  return model;
+}
+
+void Model::bind() { WeightBinder(*this, Safetensors::parse(weights_, "model.safetensors")).bind(); }
 
 Digest Model::config_digest() const {
   return sha256({reinterpret_cast<const uint8_t *>(config_text_.data()), config_text_.size()});
 }
 
-Digest Model::weights_digest() const { return sha256(weights_.bytes()); }
+Digest Model::weights_digest() const { return sha256(weights_); }
 
 Digest Model::digest() const {
   Sha256 hash;

@@ -3,6 +3,7 @@
 // stored type; those that read the same input are stacked into one, so that a layer is few calls. Vectors are fp32.
 #pragma once
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,8 @@ class Model {
  public:
   // Reads config.json and model.safetensors. Throws Error.
   static std::shared_ptr<const Model> load(const std::string &folder);
+  // The same from the contents of the two files; `weights` must outlive the model.
+  static std::shared_ptr<const Model> from_memory(std::string config, std::span<const uint8_t> weights);
 
   const Config &config() const { return config_; }
   const std::string &folder() const { return folder_; }
@@ -37,7 +40,7 @@ class Model {
   const fw_tensor &head() const { return head_; }    // [vocab_size, d_model]
   const fw_tensor &norm() const { return norm_; }    // [d_model]
   int64_t n_parameters() const { return n_parameters_; }
-  uint64_t stored_bytes() const { return weights_.bytes().size(); }
+  uint64_t stored_bytes() const { return weights_.size(); }
 
   Digest config_digest() const;   // SHA-256 of config.json
   Digest weights_digest() const;  // SHA-256 of model.safetensors
@@ -46,10 +49,12 @@ class Model {
  private:
   friend class WeightBinder;
   Model() = default;
+  void bind();
 
   std::string folder_, config_text_;
   Config config_;
-  MappedFile weights_;
+  MappedFile mapped_;
+  std::span<const uint8_t> weights_;
   std::vector<Buffer> owned_;
   std::vector<Block> blocks_;
   fw_tensor embed_ = {}, head_ = {}, norm_ = {};

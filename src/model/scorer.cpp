@@ -35,7 +35,8 @@ void Scorer::flush() {
   } else {
     size_t i = 0;
     double bits = 0;
-    session_.prefill(inputs_, [&](std::span<const float> rows) {
+    // at the end of the stream the last byte is an input whose target never came
+    session_.prefill({inputs_.data(), targets_.size()}, [&](std::span<const float> rows) {
       for (; !rows.empty(); rows = rows.subspan(vocab)) bits += bits_of(rows.first(vocab), targets_[i++]);
     });
     if (!isfinite(bits)) throw Error("the model gave a logit that is not a finite number");

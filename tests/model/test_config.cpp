@@ -101,5 +101,5 @@ TEST(Config, NamesTheFieldTheFoundAndTheAllowed) {
   EXPECT_EQ(refused("\"max_context\": 2048", "\"max_context\": true"), "c: max_context is true, allowed whole numbers from 1 to 16777216");
   EXPECT_EQ(refused("\"tie_embeddings\": true", "\"tie_embeddings\": 1"), "c: tie_embeddings is 1, allowed true and false");
   EXPECT_EQ(refused("\"attention\": {", "\"attention\": [], \"x\": {"), "c: attention is a list, expected an object");
-  EXPECT_EQ(refused("{", "["), "c: not valid JSON at byte 13 of 578");
+  EXPECT_EQ(refused("{", "["), "c: not valid JSON at byte 13 of 482");
 }

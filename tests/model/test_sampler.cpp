@@ -91,7 +91,7 @@ TEST(Sampler, RefusesWhatCannotBeDrawnFrom) {
 }
 
 TEST(Sampler, ExpAgreesWithTheLibrary) {
-  for (double x = -700; x <= 0; x += 0.0371) {
+  for (double x = -699; x <= 0; x += 0.0371) {
     ASSERT_NEAR(fw::model::exp_portable(x) / exp(x), 1, 1e-15) << x;
   }
   EXPECT_EQ(fw::model::exp_portable(0), 1);
