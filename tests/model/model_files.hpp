@@ -24,6 +24,19 @@ struct Shape {
   int64_t mlp_hidden = 40, max_context = 48;
   bool tie_embeddings = true;
 
+  // for inputs of megabytes
+  static Shape smallest() {
+    Shape s;
+    s.d_model = 8;
+    s.layers = {"gated_delta_rule", "sliding_attention", "full_attention"};
+    s.n_heads = s.n_value_heads = s.attn_heads = s.kv_heads = 1;
+    s.head_v_dim = 8;
+    s.mlp_hidden = 8;
+    s.window = 8;
+    s.max_context = 16;
+    return s;
+  }
+
   // about 10 million parameters
   static Shape large() {
     Shape s;
