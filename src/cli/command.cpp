@@ -38,32 +38,11 @@ bool is_model(const std::filesystem::path &folder) {
 std::filesystem::path folder_of_program() {
   char path[PATH_MAX];
   const ssize_t n = readlink("/proc/self/exe", path, sizeof path);
-  return n > 0 ? std::filesystem::path(std::string(path, static_cast<size_t>(n))).parent_path() : std::filesystem::path();
+  return n > 0 ? std::filesystem::path(std::string(path, static_cast<size_t>(n))).parent_path()
+               : std::filesystem::path();
 }
 
 }  // namespace
-
-CLI::App *add_command(CLI::App &app, const std::string &name, const std::string &does, const std::string &examples) {
-  CLI::App *command = app.add_subcommand(name, does);
-  command->footer("\nExamples:\n" + examples);
-  return command;
-}
-
-void add_model_option(CLI::App *command, CommonOptions &options) {
-  command->add_option("--model", options.model,
-                      "Folder with config.json and model.safetensors (default: FW_MODEL, else models/byte-hybrid here or "
-                      "near the program)")->type_name("DIR");
-}
-
-void add_threads_option(CLI::App *command, CommonOptions &options) {
-  command->add_option("--threads", options.threads,
-                      "Threads, 0 for FW_NUM_THREADS or all cores; results do not depend on it")
-      ->check(CLI::Range(0, 1024))->type_name("N")->capture_default_str();
-}
-
-void add_json_option(CLI::App *command, CommonOptions &options) {
-  command->add_flag("--json", options.is_json, "Print one JSON object instead of text");
-}
 
 std::string find_model(const std::string &given) {
   if (!given.empty()) return given;
@@ -121,10 +100,6 @@ void print(const char *format, ...) {
   write_out(line);
 }
 
-void print_json(const nlohmann::ordered_json &value) {
-  write_out(value.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
-}
-
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) == 1; }
 bool stdin_is_terminal() { return isatty(STDIN_FILENO) == 1; }
@@ -154,7 +129,8 @@ std::string file_or_stdin(const std::string &path, uint64_t limit) {
     if (n == 0) break;
     out.append(block, static_cast<size_t>(n));
     if (out.size() > limit) {
-      throw Error(text("standard input has more than %llu bytes, the most allowed here", static_cast<unsigned long long>(limit)));
+      throw Error(text("standard input has more than %llu bytes, the most allowed here",
+                       static_cast<unsigned long long>(limit)));
     }
   }
   return out;

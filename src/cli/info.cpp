@@ -3,17 +3,17 @@
 #include <algorithm>
 
 #include "cli/command.hpp"
+#include "cli/json_text.hpp"
+#include "model/session.hpp"
 
 namespace fw::cli {
 namespace {
 
-using nlohmann::ordered_json;
-
 // "6 gated_delta_rule, 2 sliding_attention, ..." in the order of first occurrence
 std::string layer_summary(const model::Config &config) {
   std::string out;
-  for (const model::LayerKind kind : {model::LayerKind::kGatedDeltaRule, model::LayerKind::kSlidingAttention,
-                                      model::LayerKind::kFullAttention}) {
+  for (const model::LayerKind kind :
+       {model::LayerKind::kGatedDeltaRule, model::LayerKind::kSlidingAttention, model::LayerKind::kFullAttention}) {
     const auto n = std::count(config.layers.begin(), config.layers.end(), kind);
     if (n > 0) out += model::text("%s%td %s", out.empty() ? "" : ", ", n, model::layer_name(kind));
   }
@@ -26,6 +26,8 @@ std::string operator_names() {
   return out;
 }
 
+}  // namespace
+
 int run_info(const CommonOptions &o) {
   const Context context = make_context(o.threads);
   std::string folder, why;
@@ -37,28 +39,28 @@ int run_info(const CommonOptions &o) {
   }
   if (!folder.empty()) model = model::Model::load(folder);
   if (o.is_json) {
-    ordered_json out = {{"version", fw_version()},
-                        {"cpu_level", fw_context_cpu_level(context.get())},
-                        {"threads", fw_context_n_threads(context.get())},
-                        {"operators", ordered_json::array()},
-                        {"model", nullptr}};
-    for (fw_op op = 1; op < FW_OP_COUNT; ++op) out["operators"].push_back(fw_op_name(op));
+    Json out;
+    out.add("version", fw_version()).add("cpu_level", fw_context_cpu_level(context.get()));
+    out.add("threads", fw_context_n_threads(context.get()));
+    std::vector<std::string> operators;
+    for (fw_op op = 1; op < FW_OP_COUNT; ++op) operators.push_back(fw_op_name(op));
+    out.add("operators", operators);
     if (model) {
       const model::StateBytes bytes = model::state_bytes(model->config());
-      ordered_json layers = ordered_json::array();
+      std::vector<std::string> layers;
       for (const model::LayerKind kind : model->config().layers) layers.push_back(model::layer_name(kind));
-      out["model"] = {{"folder", folder},
-                      {"parameters", model->n_parameters()},
-                      {"stored_bytes", model->stored_bytes()},
-                      {"d_model", model->config().d_model},
-                      {"max_context", model->config().max_context},
-                      {"layers", layers},
-                      {"recurrent_bytes", bytes.recurrent},
-                      {"convolution_bytes", bytes.convolution},
-                      {"attention_bytes", bytes.attention},
-                      {"full_attention_bytes_per_token", bytes.full_attention_token}};
+      Json facts;
+      facts.add("folder", folder).add("parameters", model->n_parameters()).add("stored_bytes", model->stored_bytes());
+      facts.add("d_model", model->config().d_model)
+          .add("max_context", model->config().max_context)
+          .add("layers", layers);
+      facts.add("recurrent_bytes", bytes.recurrent).add("convolution_bytes", bytes.convolution);
+      facts.add("attention_bytes", bytes.attention).add("full_attention_bytes_per_token", bytes.full_attention_token);
+      out.add("model", facts);
+    } else {
+      out.add_null("model");
     }
-    print_json(out);
+    write_out(out.text());
     return kOk;
   }
   print("fastweight %s, instruction set level %s, %d threads\n", fw_version(), fw_context_cpu_level(context.get()),
@@ -73,27 +75,14 @@ int run_info(const CommonOptions &o) {
   print("model: %s, %lld parameters, %s stored\n", folder.c_str(), static_cast<long long>(model->n_parameters()),
         size_text(model->stored_bytes()).c_str());
   print("layers: %s; d_model %lld, mlp_hidden %lld, max_context %lld\n", layer_summary(c).c_str(),
-        static_cast<long long>(c.d_model), static_cast<long long>(c.mlp_hidden), static_cast<long long>(c.max_context));
-  print("state: recurrent %s, convolution %s, attention rings %s; full attention in every layer would take %s a token\n",
-        size_text(bytes.recurrent).c_str(), size_text(bytes.convolution).c_str(), size_text(bytes.attention).c_str(),
-        size_text(bytes.full_attention_token).c_str());
+        static_cast<long long>(c.d_model), static_cast<long long>(c.mlp_hidden),
+        static_cast<long long>(c.max_context));
+  print(
+      "state: recurrent %s, convolution %s, attention rings %s; full attention in every layer would take %s a "
+      "token\n",
+      size_text(bytes.recurrent).c_str(), size_text(bytes.convolution).c_str(), size_text(bytes.attention).c_str(),
+      size_text(bytes.full_attention_token).c_str());
   return kOk;
-}
-
-}  // namespace
-
-void add_info_command(CLI::App &app) {
-  CLI::App *command = add_command(
-      app, "info",
-      "What is here: version of the library, instruction set level, threads, operators, and the model with its size and\n"
-      "the memory of its state.",
-      "  fastweight info\n"
-      "  fastweight info --json --model models/byte-hybrid");
-  const auto o = std::make_shared<CommonOptions>();
-  add_model_option(command, *o);
-  add_threads_option(command, *o);
-  add_json_option(command, *o);
-  on_chosen(command, [o] { return run_info(*o); });
 }
 
 }  // namespace fw::cli

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "cli/command.hpp"
+#include "cli/commands.hpp"
 #if defined(FW_HAVE_STUDY)
 #include "cli/study.hpp"
 #endif
@@ -15,18 +16,14 @@ namespace fw::cli {
 namespace {
 
 int run(int argc, char **argv) {
-  CLI::App app("Fastweight: linear attention whose memory is erased, written and read, and a small language model that\n"
-               "writes with it. Every command explains itself: fastweight COMMAND --help");
+  CLI::App app(
+      "Fastweight: linear attention whose memory is erased, written and read, and a small language model that\n"
+      "writes with it. Every command explains itself: fastweight COMMAND --help");
   app.name("fastweight");
   app.set_version_flag("--version", std::string("fastweight ") + fw_version());
   app.require_subcommand(0, 1);
   app.get_formatter()->column_width(28);
-  add_generate_command(app);
-  add_score_command(app);
-  add_verify_command(app);
-  add_bench_command(app);
-  add_explain_command(app);
-  add_info_command(app);
+  add_commands(app);
 #if defined(FW_HAVE_STUDY)
   add_study_command(app);
 #endif
@@ -50,6 +47,8 @@ int run(int argc, char **argv) {
     return kUsage;
   } catch (const ClosedOutput &) {
     return kOk;
+  } catch (const Interrupted &) {
+    return kInterrupted;
   } catch (const std::bad_alloc &) {
     fprintf(stderr, "%s: out of memory\n", command_name().c_str());
     return kFailed;

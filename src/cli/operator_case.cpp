@@ -67,8 +67,9 @@ uint16_t to_f16(float x) {
 
 float from_f16(uint16_t half) {
   const uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
-  const float magnitude = exponent == 0 ? ldexpf(static_cast<float>(fraction), -24)
-                                        : ldexpf(static_cast<float>(fraction + 1024), static_cast<int>(exponent) - 25);
+  const float magnitude = exponent == 0
+                              ? ldexpf(static_cast<float>(fraction), -24)
+                              : ldexpf(static_cast<float>(fraction + 1024), static_cast<int>(exponent) - 25);
   return half & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -108,8 +109,9 @@ double relative_difference(const std::vector<double> &a, const std::vector<doubl
 }
 
 constexpr fw_tensor fw_recurrence::*kInputs[] = {
-    &fw_recurrence::q, &fw_recurrence::k, &fw_recurrence::v, &fw_recurrence::a, &fw_recurrence::b, &fw_recurrence::p,
-    &fw_recurrence::erase_gate, &fw_recurrence::write_gate, &fw_recurrence::g, &fw_recurrence::beta};
+    &fw_recurrence::q, &fw_recurrence::k,   &fw_recurrence::v,          &fw_recurrence::a,
+    &fw_recurrence::b, &fw_recurrence::p,   &fw_recurrence::erase_gate, &fw_recurrence::write_gate,
+    &fw_recurrence::g, &fw_recurrence::beta};
 
 }  // namespace
 
@@ -140,21 +142,11 @@ fw_direction direction_named(const std::string &name) {
 
 const char *direction_name(fw_direction direction) { return kDirections[direction]; }
 
-void add_size_options(CLI::App *command, CaseSize &size) {
-  const CLI::Range many(int64_t{1}, int64_t{1} << 31), heads(int64_t{1}, int64_t{65536}), widths(int64_t{1}, int64_t{512});
-  command->add_option("--batch", size.B, "Sequences")->check(heads)->type_name("B")->capture_default_str();
-  command->add_option("--length", size.T, "Tokens a sequence")->check(many)->type_name("T")->capture_default_str();
-  command->add_option("--heads", size.H, "Query and key heads")->check(heads)->type_name("H")->capture_default_str();
-  command->add_option("--value-heads", size.HV, "Value heads, a multiple of --heads")->check(heads)->type_name("HV")->capture_default_str();
-  command->add_option("--key-dim", size.K, "Key size of a head")->check(widths)->type_name("K")->capture_default_str();
-  command->add_option("--value-dim", size.V, "Value size of a head")->check(widths)->type_name("V")->capture_default_str();
-}
-
 OperatorCase::OperatorCase(fw_op op, fw_dtype dtype, const CaseSize &z, bool with_data) : has_data_(with_data) {
   fw_gate gate = FW_GATE_NONE;
   fw_erase erase = FW_ERASE_NONE;
   check(fw_op_axes(op, &gate, &erase));
-  const int64_t n_sub = z.n_sub(op), R = z.T * n_sub;
+  const int64_t n_sub = op == FW_OP_GATED_DELTA_PRODUCT ? 2 : 1, R = z.T * n_sub;
   fw_recurrence &d = desc_;
   d.struct_size = sizeof d;
   d.op = op;

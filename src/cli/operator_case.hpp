@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of the catalogue with random operands of a size and type: what `bench` times, `verify` checks against fp64 and
-// `explain` asks about.
+// A row of the catalogue with random operands of a size and type: what `bench` times, `verify` checks against fp64
+// and `explain` asks about.
 #pragma once
 #include <stdint.h>
 
@@ -8,21 +8,14 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
-#include "fastweight/fastweight.h"
+#include "cli/command.hpp"
 #include "model/buffer.hpp"
 
 namespace fw::cli {
 
-struct CaseSize {
-  int64_t B = 1, T = 1024, H = 4, HV = 4, K = 64, V = 64;
-  int64_t n_sub(fw_op op) const { return op == FW_OP_GATED_DELTA_PRODUCT ? 2 : 1; }
-};
-
 fw_dtype dtype_named(const std::string &name);  // "f32", "bf16", "f16"; throws Error
 const char *dtype_name(fw_dtype dtype);
-fw_op op_named(const std::string &name);        // throws Error that lists the names
+fw_op op_named(const std::string &name);                // throws Error that lists the names
 fw_direction direction_named(const std::string &name);  // "forward", "backward", "step"
 const char *direction_name(fw_direction direction);
 
@@ -60,8 +53,5 @@ class OperatorCase {
   bool has_data_;
   uint64_t random_ = 1;
 };
-
-// --batch, --length, --heads, --value-heads, --key-dim, --value-dim
-void add_size_options(CLI::App *command, CaseSize &size);
 
 }  // namespace fw::cli

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "cli/command.hpp"
+#include "cli/json_text.hpp"
 #include "model/mapped_file.hpp"
 #include "model/scorer.hpp"
 
@@ -20,11 +21,6 @@ namespace {
 using model::Error;
 using model::quote;
 using model::text;
-
-struct Options : CommonOptions {
-  std::string file;
-  uint64_t limit = 0;
-};
 
 // A file or standard input, some bytes at a time.
 class Input {
@@ -66,13 +62,17 @@ class Input {
 void show_progress(const model::Scorer &scorer, uint64_t total, double seconds) {
   const double done = static_cast<double>(scorer.n_bytes()), rate = done / seconds;
   fprintf(stderr, "\r%.1f MB", done / 1e6);
-  if (total > 0) fprintf(stderr, " of %.1f MB (%.0f%%)", static_cast<double>(total) / 1e6, 100 * done / static_cast<double>(total));
+  if (total > 0)
+    fprintf(stderr, " of %.1f MB (%.0f%%)", static_cast<double>(total) / 1e6,
+            100 * done / static_cast<double>(total));
   fprintf(stderr, "  %.4f bits/byte  %.0f bytes/s", scorer.bits() / fmax(done, 1), rate);
   if (total > 0 && rate > 0) fprintf(stderr, "  %.0f s left", (static_cast<double>(total) - done) / rate);
   fputs("\033[K", stderr);
 }
 
-int run_score(const Options &o) {
+}  // namespace
+
+int run_score(const ScoreOptions &o) {
   Input input(o.file);
   const std::shared_ptr<const model::Model> model = model::Model::load(find_model(o.model));
   const Context context = make_context(o.threads);
@@ -111,41 +111,19 @@ int run_score(const Options &o) {
     return kInterrupted;
   }
   if (o.is_json) {
-    print_json({{"model", model->folder()},
-                {"file", o.file},
-                {"bytes", scorer.n_bytes()},
-                {"documents", documents},
-                {"bits_per_byte", scorer.bits() / n},
-                {"bits", scorer.bits()},
-                {"seconds", seconds},
-                {"bytes_per_second", n / seconds}});
+    Json out;
+    out.add("model", model->folder()).add("file", o.file).add("bytes", scorer.n_bytes()).add("documents", documents);
+    out.add("bits_per_byte", scorer.bits() / n).add("bits", scorer.bits());
+    out.add("seconds", seconds).add("bytes_per_second", n / seconds);
+    write_out(out.text());
     return kOk;
   }
   print("%.4f bits per byte\n", scorer.bits() / n);
   print("%lld bytes in %lld documents, worth %.0f bytes to this model; %.1f s, %.0f bytes/s\n",
-        static_cast<long long>(scorer.n_bytes()), static_cast<long long>(documents), ceil(scorer.bits() / 8), seconds, n / seconds);
+        static_cast<long long>(scorer.n_bytes()), static_cast<long long>(documents), ceil(scorer.bits() / 8), seconds,
+        n / seconds);
   if (scorer.n_zero_bytes() == scorer.n_bytes()) print("every byte is zero: the file holds empty documents only\n");
   return kOk;
-}
-
-}  // namespace
-
-void add_score_command(CLI::App &app) {
-  CLI::App *command = add_command(
-      app, "score",
-      "How many bits the model needs for each byte of a file: the mean of -log2 of the probability it gave to the byte\n"
-      "that came. A zero byte ends a document: it counts as a byte, and everything is forgotten at it, as in training.\n"
-      "Any bytes are allowed and memory stays constant, so the file may have any size.",
-      "  fastweight score book.txt\n"
-      "  fastweight score valid.bin --limit 1000000 --json\n"
-      "  xz -dc valid.bin.xz | fastweight score -");
-  const auto o = std::make_shared<Options>();
-  command->add_option("file", o->file, "File to score, - for standard input")->required()->type_name("FILE");
-  command->add_option("--limit", o->limit, "Only the first N bytes; 0 for all")->type_name("N")->capture_default_str();
-  add_model_option(command, *o);
-  add_threads_option(command, *o);
-  add_json_option(command, *o);
-  on_chosen(command, [o] { return run_score(*o); });
 }
 
 }  // namespace fw::cli

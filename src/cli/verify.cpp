@@ -4,27 +4,23 @@
 #include <stdio.h>
 
 #include "cli/command.hpp"
-#include "model/golden.hpp"
+#include "cli/json_text.hpp"
 #include "cli/operator_case.hpp"
+#include "model/golden.hpp"
 
 namespace fw::cli {
 namespace {
 
 using model::Session;
 using model::text;
-using nlohmann::ordered_json;
 
 // fp32 logits of two orders of the same sums, or of another program's fp32
 constexpr double kLogitTolerance = 1e-4;
 
-// Largest error over the root mean square, against fp64 on the same rounded operands. fp32: sums of some thousand terms;
-// half types: the output is rounded once (2^-9, 2^-12 of a value up to about 5 times the root mean square), and operands
-// of matrix products may be rounded inside.
+// Largest error over the root mean square, against fp64 on the same rounded operands. fp32: sums of some thousand
+// terms; half types: the output is rounded once (2^-9, 2^-12 of a value up to about 5 times the root mean square),
+// and operands of matrix products may be rounded inside.
 double operator_tolerance(fw_dtype dtype) { return dtype == FW_F32 ? 2e-5 : dtype == FW_BF16 ? 6e-2 : 8e-3; }
-
-struct Options : CommonOptions {
-  bool is_operators_only = false;
-};
 
 class Report {
  public:
@@ -32,7 +28,7 @@ class Report {
 
   void value(const std::string &name, const std::string &value) {
     if (is_json_) {
-      values_[name] = value;
+      values_.add(name, value);
     } else {
       print("%-34s %s\n", name.c_str(), value.c_str());
     }
@@ -40,7 +36,7 @@ class Report {
   void outcome(const std::string &name, const char *status, const std::string &detail) {
     ++(status == kNotRun ? n_not_run_ : status == kHolds ? n_ok_ : n_failed_);
     if (is_json_) {
-      checks_.push_back({{"check", name}, {"status", status}, {"detail", detail}});
+      checks_.push_back(Json().add("check", name).add("status", status).add("detail", detail));
     } else {
       print("%-34s %-7s %s\n", name.c_str(), status, detail.c_str());
     }
@@ -48,12 +44,20 @@ class Report {
   void at_most(const std::string &name, double found, double allowed) {
     outcome(name, found <= allowed ? kHolds : kFails, text("%.2e, allowed %.0e", found, allowed));
   }
-  void holds(const std::string &name, bool does, const std::string &detail) { outcome(name, does ? kHolds : kFails, detail); }
+  void holds(const std::string &name, bool does, const std::string &detail) {
+    outcome(name, does ? kHolds : kFails, detail);
+  }
   void not_run(const std::string &name, const std::string &why) { outcome(name, kNotRun, why); }
 
   int finish() {
     if (is_json_) {
-      print_json({{"values", values_}, {"checks", checks_}, {"ok", n_ok_}, {"failed", n_failed_}, {"not_run", n_not_run_}});
+      Json out;
+      out.add("values", values_)
+          .add("checks", checks_)
+          .add("ok", n_ok_)
+          .add("failed", n_failed_)
+          .add("not_run", n_not_run_);
+      write_out(out.text());
     } else {
       print("%d ok, %d failed, %d not run\n", n_ok_, n_failed_, n_not_run_);
     }
@@ -63,7 +67,8 @@ class Report {
  private:
   static constexpr const char *kHolds = "ok", *kFails = "FAILED", *kNotRun = "not run";
   bool is_json_;
-  ordered_json values_ = ordered_json::object(), checks_ = ordered_json::array();
+  Json values_;
+  std::vector<Json> checks_;
   int n_ok_ = 0, n_failed_ = 0, n_not_run_ = 0;
 };
 
@@ -78,7 +83,7 @@ void verify_operators(fw_context *context, Report &report) {
     double forward = 0, step = 0;
     std::string worst_forward, worst_step;
     for (fw_op op = 1; op < FW_OP_COUNT; ++op) {
-      if (interrupted()) throw CLI::RuntimeError(kInterrupted);
+      if (interrupted()) throw Interrupted();
       OperatorCase one(op, dtype, size, true);
       const double f = one.error_of_forward(context), s = one.error_of_step(context);
       if (!(f <= forward)) forward = f, worst_forward = fw_op_name(op);
@@ -92,7 +97,8 @@ void verify_operators(fw_context *context, Report &report) {
 
 // A zero byte, some English and another document, longer than two pieces.
 std::vector<uint8_t> sample_tokens(int64_t piece) {
-  const std::string line = "The quick brown fox jumps over the lazy dog; it was the best of times, it was the worst. ";
+  const std::string line =
+      "The quick brown fox jumps over the lazy dog; it was the best of times, it was the worst. ";
   std::string out(1, '\0');
   while (out.size() < static_cast<size_t>(2 * piece + 77)) out += line;
   out += '\0';
@@ -109,7 +115,8 @@ void verify_model(fw_context *context, const std::string &folder, Report &report
   const std::vector<float> whole = model::logits_of_prefill(session, tokens);
   const std::vector<float> steps = model::logits_of_steps(session, tokens);
   report.at_most("prefill = token by token", model::largest_difference(whole, steps), kLogitTolerance);
-  report.holds("prefill repeats its bits", model::logits_of_prefill(other, tokens) == whole, text("%zu tokens", tokens.size()));
+  report.holds("prefill repeats its bits", model::logits_of_prefill(other, tokens) == whole,
+               text("%zu tokens", tokens.size()));
 
   std::vector<float> split;
   const auto collect = [&](std::span<const float> rows) { split.insert(split.end(), rows.begin(), rows.end()); };
@@ -129,11 +136,17 @@ void verify_model(fw_context *context, const std::string &folder, Report &report
     report.not_run("golden logits", "the folder has no golden.safetensors");
     return;
   }
-  report.at_most("golden logits, prefill", model::largest_difference(model::logits_of_prefill(session, golden->tokens), golden->logits), kLogitTolerance);
-  report.at_most("golden logits, token by token", model::largest_difference(model::logits_of_steps(session, golden->tokens), golden->logits), kLogitTolerance);
+  report.at_most("golden logits, prefill",
+                 model::largest_difference(model::logits_of_prefill(session, golden->tokens), golden->logits),
+                 kLogitTolerance);
+  report.at_most("golden logits, token by token",
+                 model::largest_difference(model::logits_of_steps(session, golden->tokens), golden->logits),
+                 kLogitTolerance);
 }
 
-int run_verify(const Options &o) {
+}  // namespace
+
+int run_verify(const VerifyOptions &o) {
   const Context context = make_context(o.threads);
   Report report(o.is_json);
   report.value("fastweight", text("%s, level %s, %d threads", fw_version(), fw_context_cpu_level(context.get()),
@@ -142,25 +155,6 @@ int run_verify(const Options &o) {
   verify_operators(context.get(), report);
   if (!folder.empty()) verify_model(context.get(), folder, report);
   return report.finish();
-}
-
-}  // namespace
-
-void add_verify_command(CLI::App &app) {
-  CLI::App *command = add_command(
-      app, "verify",
-      "Recomputes on this machine what must hold: every operator against fp64 token by token; the model's logits by\n"
-      "prefill against token by token; the same bits again, and after a split with the state saved and restored; the\n"
-      "logits of golden.safetensors when the model folder has them, to 1e-4. Exit code 1 when a check fails.",
-      "  fastweight verify\n"
-      "  fastweight verify --operators --json\n"
-      "  fastweight verify --model my/model --threads 1");
-  const auto o = std::make_shared<Options>();
-  command->add_flag("--operators", o->is_operators_only, "Only the operators; no model is needed");
-  add_model_option(command, *o);
-  add_threads_option(command, *o);
-  add_json_option(command, *o);
-  on_chosen(command, [o] { return run_verify(*o); });
 }
 
 }  // namespace fw::cli

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 constexpr LayerKind kKinds[] = {LayerKind::kGatedDeltaRule, LayerKind::kSlidingAttention, LayerKind::kFullAttention};
-constexpr int64_t kMaxWidth = 1 << 16;   // products of two widths stay far below 2^63
+constexpr int64_t kMaxWidth = 1 << 16;  // products of two widths stay far below 2^63
 constexpr int64_t kMaxTokens = 1 << 24;
 constexpr size_t kMaxLayers = 1024;
 
@@ -47,7 +47,8 @@ class Fields {
     const json &value = take(name);
     const double number = value.is_number() ? value.get<double>() : NAN;
     if (!(number >= low && number <= high)) {
-      FW_MODEL_FAIL("%s: %s is %s, allowed numbers from %g to %g", where_.c_str(), name, describe(value).c_str(), low, high);
+      FW_MODEL_FAIL("%s: %s is %s, allowed numbers from %g to %g", where_.c_str(), name, describe(value).c_str(), low,
+                    high);
     }
     return number;
   }
@@ -146,7 +147,8 @@ Config parse_config(std::string_view text, const std::string &file) {
   const json &layers = fields.take("layers");
   if (!layers.is_array() || layers.empty() || layers.size() > kMaxLayers) {
     FW_MODEL_FAIL("%s: layers is %s, allowed a list of 1 to %zu names", file.c_str(),
-                  layers.is_array() ? model::text("a list of %zu", layers.size()).c_str() : describe(layers).c_str(), kMaxLayers);
+                  layers.is_array() ? model::text("a list of %zu", layers.size()).c_str() : describe(layers).c_str(),
+                  kMaxLayers);
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     config.layers.push_back(parse_layer(layers[i], file + model::text(": layers[%zu]", i)));

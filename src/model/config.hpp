@@ -39,7 +39,9 @@ struct Config {
 
   bool has(LayerKind kind) const;
   // Tokens that a layer's cache keeps.
-  int64_t capacity(LayerKind kind) const { return kind == LayerKind::kSlidingAttention ? attention.window : max_context; }
+  int64_t capacity(LayerKind kind) const {
+    return kind == LayerKind::kSlidingAttention ? attention.window : max_context;
+  }
 };
 
 const char *layer_name(LayerKind kind);  // as in config.json

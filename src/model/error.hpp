@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the model library says no: one exception type whose text is one sentence that names the file or argument, what was
-// found and what is allowed. Text that comes from a file is quoted and cut before it enters a sentence.
+// How the model library says no: one exception type whose text is one sentence that names the file or argument, what
+// was found and what is allowed. Text that comes from a file is quoted and cut before it enters a sentence.
 #pragma once
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// golden.safetensors of a model folder: `tokens` [T] (U8, I32 or I64, the first one 0) and `logits` [T, vocab_size] F32,
-// row t after token t, as the training code computes them in fp32.
+// golden.safetensors of a model folder: `tokens` [T] (U8, I32 or I64, the first one 0) and `logits` [T, vocab_size]
+// F32, row t after token t, as the training code computes them in fp32.
 #pragma once
 #include <optional>
 #include <string>

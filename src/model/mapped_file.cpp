@@ -40,8 +40,9 @@ MappedFile::MappedFile(const std::string &path) {
   uint64_t size = 0;
   Descriptor file{open_regular_file(path, &size)};
   if (size == 0) return;  // an empty mapping is an error of mmap
-  if (size > SIZE_MAX) FW_MODEL_FAIL("%s has %llu bytes, more than this machine can map", quote(path).c_str(),
-                                     static_cast<unsigned long long>(size));
+  if (size > SIZE_MAX)
+    FW_MODEL_FAIL("%s has %llu bytes, more than this machine can map", quote(path).c_str(),
+                  static_cast<unsigned long long>(size));
   void *mapped = mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_PRIVATE, file.fd, 0);
   if (mapped == MAP_FAILED) FW_MODEL_FAIL("cannot map %s: %s", quote(path).c_str(), strerror(errno));
   data_ = static_cast<const uint8_t *>(mapped);

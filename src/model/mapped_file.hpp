@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A regular file mapped read-only. LIMIT: a file that shrinks while it is mapped faults on access, as any mapping does.
+// A regular file mapped read-only. LIMIT: a file that shrinks while it is mapped faults on access, as any mapping
+// does.
 #pragma once
 #include <stdint.h>
 
@@ -29,8 +30,8 @@ int open_regular_file(const std::string &path, uint64_t *size);
 // The whole file, refused above `limit` bytes. Throws Error.
 std::string read_whole_file(const std::string &path, uint64_t limit);
 
-// Writes beside `path` under another name and renames, so that a reader sees the old file or the new one, never half of
-// one. Throws Error.
+// Writes beside `path` under another name and renames, so that a reader sees the old file or the new one, never half
+// of one. Throws Error.
 void write_whole_file(const std::string &path, std::span<const uint8_t> bytes);
 
 }  // namespace fw::model

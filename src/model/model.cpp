@@ -65,25 +65,32 @@ class WeightBinder {
     b.kind = c_.layers[index];
     b.mixer_norm = vector(layer + "mixer_norm.weight", {c_.d_model});
     b.mlp_norm = vector(layer + "mlp_norm.weight", {c_.d_model});
-    b.gate_up = matrix({{layer + "mlp.gate_proj.weight", c_.mlp_hidden}, {layer + "mlp.up_proj.weight", c_.mlp_hidden}},
-                       c_.d_model);
+    b.gate_up = matrix(
+        {{layer + "mlp.gate_proj.weight", c_.mlp_hidden}, {layer + "mlp.up_proj.weight", c_.mlp_hidden}}, c_.d_model);
     b.down = matrix({{layer + "mlp.down_proj.weight", c_.d_model}}, c_.mlp_hidden);
     if (b.kind == LayerKind::kGatedDeltaRule) {
       const DeltaShape &s = c_.delta;
-      b.in = matrix({{mixer + "q_proj.weight", s.qk_dim()}, {mixer + "k_proj.weight", s.qk_dim()},
-                     {mixer + "v_proj.weight", s.v_dim()}, {mixer + "g_proj.weight", s.v_dim()},
-                     {mixer + "a_proj.weight", s.n_value_heads}, {mixer + "b_proj.weight", s.n_value_heads}},
+      b.in = matrix({{mixer + "q_proj.weight", s.qk_dim()},
+                     {mixer + "k_proj.weight", s.qk_dim()},
+                     {mixer + "v_proj.weight", s.v_dim()},
+                     {mixer + "g_proj.weight", s.v_dim()},
+                     {mixer + "a_proj.weight", s.n_value_heads},
+                     {mixer + "b_proj.weight", s.n_value_heads}},
                     c_.d_model);
-      b.conv = convolution({{mixer + "q_conv1d.weight", s.qk_dim()}, {mixer + "k_conv1d.weight", s.qk_dim()},
-                            {mixer + "v_conv1d.weight", s.v_dim()}}, s.conv_size);
+      b.conv = convolution({{mixer + "q_conv1d.weight", s.qk_dim()},
+                            {mixer + "k_conv1d.weight", s.qk_dim()},
+                            {mixer + "v_conv1d.weight", s.v_dim()}},
+                           s.conv_size);
       b.a_log = vector(mixer + "A_log", {s.n_value_heads});
       b.dt_bias = vector(mixer + "dt_bias", {s.n_value_heads});
       b.o_norm = vector(mixer + "o_norm.weight", {s.head_v_dim});
       b.out = matrix({{mixer + "o_proj.weight", c_.d_model}}, s.v_dim());
     } else {
       const AttentionShape &s = c_.attention;
-      b.in = matrix({{mixer + "q_proj.weight", s.q_dim()}, {mixer + "k_proj.weight", s.kv_dim()},
-                     {mixer + "v_proj.weight", s.kv_dim()}}, c_.d_model);
+      b.in = matrix({{mixer + "q_proj.weight", s.q_dim()},
+                     {mixer + "k_proj.weight", s.kv_dim()},
+                     {mixer + "v_proj.weight", s.kv_dim()}},
+                    c_.d_model);
       b.out = matrix({{mixer + "o_proj.weight", c_.d_model}}, s.q_dim());
     }
     return b;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model folder, read once and never changed: any number of sessions on any threads may share it. Matrices keep their
-// stored type; those that read the same input are stacked into one, so that a layer is few calls. Vectors are fp32.
+// A model folder, read once and never changed: any number of sessions on any threads may share it. Matrices keep
+// their stored type; those that read the same input are stacked into one, so that a layer is few calls. Vectors are
+// fp32.
 #pragma once
 #include <memory>
 #include <span>

@@ -89,7 +89,8 @@ void Ops::rms_norm(const fw_tensor &x, const fw_tensor &weight, double eps, cons
   call(d, FW_FORWARD, fw_norm_workspace_size, fw_norm_forward);
 }
 
-void Ops::gated_norm(const fw_tensor &x, const fw_tensor &weight, const fw_tensor &gate, double eps, const fw_tensor &y) {
+void Ops::gated_norm(const fw_tensor &x, const fw_tensor &weight, const fw_tensor &gate, double eps,
+                     const fw_tensor &y) {
   fw_norm d = described<fw_norm>();
   d.kind = FW_NORM_RMS;
   d.gate_activation = FW_ACTIVATION_SILU;
@@ -149,7 +150,8 @@ int64_t Ops::delta_chunk_length(const DeltaCall &operands) {
 }
 
 void Ops::attention(const fw_tensor &q, const fw_tensor &k, const fw_tensor &v, const fw_tensor &k_cache,
-                    const fw_tensor &v_cache, int64_t *length, int64_t window, double rope_theta, const fw_tensor &o) {
+                    const fw_tensor &v_cache, int64_t *length, int64_t window, double rope_theta,
+                    const fw_tensor &o) {
   const int64_t one = 1;
   fw_attention d = described<fw_attention>();
   d.window = window;

@@ -14,10 +14,10 @@ fw_tensor rows_view(float *data, int64_t rows, int64_t cols, int64_t row_stride)
 
 // Operands of a gated delta rule, T tokens of one sequence; see Session::mix_delta for the views.
 struct DeltaCall {
-  fw_tensor q, k, v, a, b;    // a: gate logits, b: beta logits
+  fw_tensor q, k, v, a, b;  // a: gate logits, b: beta logits
   fw_tensor a_log, dt_bias;
-  fw_tensor initial, final;   // prefill
-  fw_tensor state;            // step, in place
+  fw_tensor initial, final;  // prefill
+  fw_tensor state;           // step, in place
   fw_tensor o;
 };
 

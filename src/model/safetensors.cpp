@@ -56,7 +56,8 @@ const StoredTensor *Safetensors::find(const std::string &name) const {
 
 Safetensors Safetensors::parse(std::span<const uint8_t> bytes, const std::string &file) {
   const char *f = file.c_str();
-  if (bytes.size() < 8) FW_MODEL_FAIL("%s: has %zu bytes, a safetensors file starts with 8 bytes of length", f, bytes.size());
+  if (bytes.size() < 8)
+    FW_MODEL_FAIL("%s: has %zu bytes, a safetensors file starts with 8 bytes of length", f, bytes.size());
   uint64_t header = 0;
   for (int i = 7; i >= 0; --i) header = header << 8 | bytes[static_cast<size_t>(i)];
   const uint64_t rest = bytes.size() - 8;
@@ -83,7 +84,8 @@ Safetensors Safetensors::parse(std::span<const uint8_t> bytes, const std::string
     if (!entry.is_object()) FW_MODEL_FAIL("%s is %s, expected an object", where.c_str(), describe(entry).c_str());
     StoredTensor tensor;
     const json &dtype = field(entry, "dtype", where);
-    if (!dtype.is_string()) FW_MODEL_FAIL("%s: dtype is %s, expected a string", where.c_str(), describe(dtype).c_str());
+    if (!dtype.is_string())
+      FW_MODEL_FAIL("%s: dtype is %s, expected a string", where.c_str(), describe(dtype).c_str());
     tensor.dtype = dtype.get<std::string>();
     uint64_t size = dtype_size(tensor.dtype);
     if (size == 0) FW_MODEL_FAIL("%s: dtype %s is not one of the format", where.c_str(), quote(tensor.dtype).c_str());
@@ -99,7 +101,8 @@ Safetensors Safetensors::parse(std::span<const uint8_t> bytes, const std::string
       tensor.shape.push_back(static_cast<int64_t>(n));
     }
     const json &offsets = field(entry, "data_offsets", where);
-    if (!offsets.is_array() || offsets.size() != 2) FW_MODEL_FAIL("%s: data_offsets is not a list of two", where.c_str());
+    if (!offsets.is_array() || offsets.size() != 2)
+      FW_MODEL_FAIL("%s: data_offsets is not a list of two", where.c_str());
     const uint64_t begin = unsigned_value(offsets[0], where + ": data_offsets[0]");
     const uint64_t end = unsigned_value(offsets[1], where + ": data_offsets[1]");
     if (begin > end || end > data.size()) {
@@ -115,12 +118,12 @@ Safetensors Safetensors::parse(std::span<const uint8_t> bytes, const std::string
     places.push_back({begin, end, name});
     out.tensors_.emplace(name, std::move(tensor));
   }
-  std::sort(places.begin(), places.end(), [](const Place &a, const Place &b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-  });
+  std::sort(places.begin(), places.end(),
+            [](const Place &a, const Place &b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
   uint64_t covered = 0;
   for (const Place &place : places) {
-    if (place.begin < covered) FW_MODEL_FAIL("%s: tensor %s overlaps the one before it", f, quote(place.name).c_str());
+    if (place.begin < covered)
+      FW_MODEL_FAIL("%s: tensor %s overlaps the one before it", f, quote(place.name).c_str());
     if (place.begin > covered) {
       FW_MODEL_FAIL("%s: %llu bytes before tensor %s belong to no tensor", f,
                     static_cast<unsigned long long>(place.begin - covered), quote(place.name).c_str());

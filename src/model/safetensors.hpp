@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reader of the safetensors format over memory that the caller keeps alive: 8 bytes of header length, a JSON header, and
-// a data part that the tensors must cover without overlap, hole or rest. Nothing of the file is believed before it is
-// checked; `parse` throws Error with one sentence.
+// Reader of the safetensors format over memory that the caller keeps alive: 8 bytes of header length, a JSON header,
+// and a data part that the tensors must cover without overlap, hole or rest. Nothing of the file is believed before
+// it is checked; `parse` throws Error with one sentence.
 #pragma once
 #include <stdint.h>
 

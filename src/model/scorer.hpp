@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bits that a model needs for a stream of documents, each ended by a zero byte. Every byte counts, the zero bytes too;
-// the first document starts as if a zero byte stood before the stream. Memory does not grow with the stream, and the
-// result does not depend on how the stream is cut into calls of `add`.
+// Bits that a model needs for a stream of documents, each ended by a zero byte. Every byte counts, the zero bytes
+// too; the first document starts as if a zero byte stood before the stream. Memory does not grow with the stream, and
+// the result does not depend on how the stream is cut into calls of `add`.
 #pragma once
 #include <optional>
 #include <span>
@@ -19,7 +19,7 @@ class Scorer {
   void finish();                             // after the last byte
 
   double bits() const { return bits_; }
-  int64_t n_bytes() const { return n_bytes_; }           // scored so far, up to a piece behind what was added
+  int64_t n_bytes() const { return n_bytes_; }  // scored so far, up to a piece behind what was added
   int64_t n_zero_bytes() const { return n_zero_bytes_; }
 
  private:

@@ -14,7 +14,8 @@
 namespace fw::model {
 namespace {
 
-// at 256 tokens a matrix product of a 10 M parameter model is bound by arithmetic, and activations still fit a 2 MB cache
+// at 256 tokens a matrix product of a 10 M parameter model is bound by arithmetic, and activations still fit a 2 MB
+// cache
 constexpr int64_t kPieceTokens = 256;
 constexpr int64_t kMaxPosition = int64_t{1} << 53;
 
@@ -85,8 +86,8 @@ Session::Session(std::shared_ptr<const Model> model, fw_context *context) : mode
   }
 }
 
-// Fits the piece to the chunk of the recurrence, so that pieces end at chunks; then walks one block of each kind for every
-// number of tokens that a piece can have, asking each call for its workspace.
+// Fits the piece to the chunk of the recurrence, so that pieces end at chunks; then walks one block of each kind for
+// every number of tokens that a piece can have, asking each call for its workspace.
 void Session::measure() {
   ops_.start_measuring();
   const Config &c = model_->config();
@@ -111,7 +112,8 @@ void Session::measure() {
 
 uint64_t Session::workspace_bytes() const {
   uint64_t bytes = ops_.workspace_bytes();
-  for (const Buffer *b : {&x_, &h_, &wide_, &conv_out_, &mixed_, &gated_, &logits_, &last_logits_}) bytes += b->size();
+  for (const Buffer *b : {&x_, &h_, &wide_, &conv_out_, &mixed_, &gated_, &logits_, &last_logits_})
+    bytes += b->size();
   for (const LayerState &layer : layers_) bytes += layer.recurrent[1].size() + layer.conv[1].size();
   return bytes;
 }
@@ -328,8 +330,8 @@ void Session::restore(std::span<const uint8_t> saved) {
   visit_state([&](const uint8_t *, uint64_t bytes) { expected += bytes; });
   if (saved.size() != expected) {
     reset();
-    FW_MODEL_FAIL("restore: the saved state has %zu bytes, expected %llu for this model at position %lld", saved.size(),
-                  static_cast<unsigned long long>(expected), static_cast<long long>(position));
+    FW_MODEL_FAIL("restore: the saved state has %zu bytes, expected %llu for this model at position %lld",
+                  saved.size(), static_cast<unsigned long long>(expected), static_cast<long long>(position));
   }
   const uint8_t *at = saved.data() + sizeof position;
   visit_state([&](uint8_t *data, uint64_t bytes) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One reader of a model: its recurrent states, convolution states and attention rings, and the workspace of its calls.
-// Memory is fixed when the session is made, whatever the number of tokens. A session is used by one thread at a time.
+// One reader of a model: its recurrent states, convolution states and attention rings, and the workspace of its
+// calls. Memory is fixed when the session is made, whatever the number of tokens. A session is used by one thread at
+// a time.
 #pragma once
 #include <functional>
 #include <memory>

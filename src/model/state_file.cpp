@@ -11,7 +11,8 @@
 namespace fw::model {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "state files and safetensors are read as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "state files and safetensors are read as they lie in memory");
 
 constexpr char kFileMark[8] = {'F', 'W', 'S', 'T', 'A', 'T', 'E', '\n'};
 constexpr uint32_t kVersion = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// make_random_model FOLDER smallest|tiny|large [SEED]: a model folder with random weights, for the tests of the program and for
-// timing before a trained model is at hand.
+// make_random_model FOLDER smallest|tiny|large [SEED]: a model folder with random weights, for the tests of the
+// program and for timing before a trained model is at hand.
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes model folders of docs/model_format.md with random weights, for tests: names, shapes, config text and file bytes
-// are written from the document alone, without the reader that they test.
+// Makes model folders of docs/model_format.md with random weights, for tests: names, shapes, config text and file
+// bytes are written from the document alone, without the reader that they test.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -41,8 +41,8 @@ struct Shape {
   static Shape large() {
     Shape s;
     s.d_model = 320;
-    s.layers = {"gated_delta_rule", "gated_delta_rule", "sliding_attention", "gated_delta_rule", "gated_delta_rule",
-                "full_attention", "gated_delta_rule", "gated_delta_rule", "sliding_attention", "full_attention"};
+    s.layers = {"gated_delta_rule", "gated_delta_rule", "sliding_attention", "gated_delta_rule",  "gated_delta_rule",
+                "full_attention",   "gated_delta_rule", "gated_delta_rule",  "sliding_attention", "full_attention"};
     s.n_heads = s.n_value_heads = s.attn_heads = s.kv_heads = 5;
     s.head_k_dim = s.head_v_dim = s.head_dim = 64;
     s.window = 256;
@@ -136,14 +136,16 @@ inline Tensors random_tensors(const Shape &s, uint64_t seed) {
 
 inline std::string config_text(const Shape &s) {
   std::ostringstream o;
-  o << "{\"format\": \"fastweight-lm\", \"version\": 1, \"vocab_size\": 256, \"d_model\": " << s.d_model << ",\n \"layers\": [";
+  o << "{\"format\": \"fastweight-lm\", \"version\": 1, \"vocab_size\": 256, \"d_model\": " << s.d_model
+    << ",\n \"layers\": [";
   for (size_t i = 0; i < s.layers.size(); ++i) o << (i ? ", " : "") << '"' << s.layers[i] << '"';
   o << "],\n \"gated_delta_rule\": {\"n_heads\": " << s.n_heads << ", \"n_value_heads\": " << s.n_value_heads
-    << ", \"head_k_dim\": " << s.head_k_dim << ", \"head_v_dim\": " << s.head_v_dim << ", \"conv_size\": " << s.conv_size
-    << "},\n \"attention\": {\"n_heads\": " << s.attn_heads << ", \"n_kv_heads\": " << s.kv_heads << ", \"head_dim\": "
-    << s.head_dim << ", \"rope_theta\": " << s.rope_theta << ", \"window\": " << s.window << "},\n \"mlp_hidden\": "
-    << s.mlp_hidden << ", \"norm_eps\": " << s.norm_eps << ", \"max_context\": " << s.max_context
-    << ", \"tie_embeddings\": " << (s.tie_embeddings ? "true" : "false") << "}\n";
+    << ", \"head_k_dim\": " << s.head_k_dim << ", \"head_v_dim\": " << s.head_v_dim
+    << ", \"conv_size\": " << s.conv_size << "},\n \"attention\": {\"n_heads\": " << s.attn_heads
+    << ", \"n_kv_heads\": " << s.kv_heads << ", \"head_dim\": " << s.head_dim << ", \"rope_theta\": " << s.rope_theta
+    << ", \"window\": " << s.window << "},\n \"mlp_hidden\": " << s.mlp_hidden << ", \"norm_eps\": " << s.norm_eps
+    << ", \"max_context\": " << s.max_context << ", \"tie_embeddings\": " << (s.tie_embeddings ? "true" : "false")
+    << "}\n";
   return o.str();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The network of docs/model_format.md once more, written for reading: fp64, one token at a time, a history of everything
-// instead of rings, no call into the library. The runner must agree with it.
+// The network of docs/model_format.md once more, written for reading: fp64, one token at a time, a history of
+// everything instead of rings, no call into the library. The runner must agree with it.
 #pragma once
 #include <math.h>
 
@@ -15,7 +15,9 @@ using Vector = std::vector<double>;
 
 class Network {
  public:
-  Network(const model_files::Shape &shape, const model_files::Tensors &tensors) : s_(shape), w_(tensors) { restart(); }
+  Network(const model_files::Shape &shape, const model_files::Tensors &tensors) : s_(shape), w_(tensors) {
+    restart();
+  }
 
   // Reads one token and returns the logits after it.
   Vector read(uint8_t token) {

@@ -88,7 +88,8 @@ TEST_F(Generation, AStateFileThatIsNotOursIsRefused) {
   model_files::write_file(folder.path / "s", good);
   model_files::write_model(folder.path / "n", shape, model_files::random_tensors(shape, 32));
   Session foreign(Model::load(folder / "n"), context);
-  EXPECT_NE(refusal([&] { load_state_file(folder / "s", foreign); }).find(" was saved with another model ("), std::string::npos);
+  EXPECT_NE(refusal([&] { load_state_file(folder / "s", foreign); }).find(" was saved with another model ("),
+            std::string::npos);
   EXPECT_EQ(refusal([&] { load_state_file(folder / "absent", session); }),
             "cannot open \"" + folder / "absent" + "\": No such file or directory");
 }
@@ -117,7 +118,8 @@ TEST_F(Generation, BitsAreThoseOfThePlainNetwork) {
   for (const size_t cut : {stream.size(), size_t{1}, size_t{7}}) {
     Scorer scorer(session);
     const std::vector<uint8_t> all = bytes(stream);
-    for (size_t at = 0; at < all.size(); at += cut) scorer.add(std::span(all).subspan(at, std::min(cut, all.size() - at)));
+    for (size_t at = 0; at < all.size(); at += cut)
+      scorer.add(std::span(all).subspan(at, std::min(cut, all.size() - at)));
     scorer.finish();
     EXPECT_NEAR(scorer.bits(), expected, 1e-3) << cut;
     EXPECT_EQ(scorer.n_bytes(), 43);
@@ -157,8 +159,8 @@ TEST_F(Generation, GoldenLogitsAreReadAndChecked) {
   EXPECT_FALSE(load_golden(*model).has_value());
   const std::string tokens("\0ab", 3), logits(3 * 256 * 4, '\0');
   const auto write = [&](const std::string &token_entry, const std::string &data) {
-    const std::string header = "{\"tokens\":" + token_entry +
-                               ",\"logits\":{\"dtype\":\"F32\",\"shape\":[3,256],\"data_offsets\":[3,3075]}}";
+    const std::string header =
+        "{\"tokens\":" + token_entry + ",\"logits\":{\"dtype\":\"F32\",\"shape\":[3,256],\"data_offsets\":[3,3075]}}";
     const uint64_t length = header.size();
     std::string out(8, '\0');
     memcpy(out.data(), &length, 8);
@@ -170,7 +172,8 @@ TEST_F(Generation, GoldenLogitsAreReadAndChecked) {
   EXPECT_EQ(golden->tokens, (std::vector<uint8_t>{0, 'a', 'b'}));
   EXPECT_EQ(golden->logits.size(), 768u);
   write("{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}", "xab" + logits);
-  EXPECT_EQ(refusal([&] { load_golden(*model); }), "golden.safetensors: tokens[0] is not 0, which starts every document");
+  EXPECT_EQ(refusal([&] { load_golden(*model); }),
+            "golden.safetensors: tokens[0] is not 0, which starts every document");
   write("{\"dtype\":\"BOOL\",\"shape\":[3],\"data_offsets\":[0,3]}", tokens + logits);
   EXPECT_EQ(refusal([&] { load_golden(*model); }),
             "golden.safetensors: tokens is BOOL [3], allowed U8, I32 or I64 of shape [T], T >= 1");

@@ -2,10 +2,10 @@
 // A whole model folder with small damages: every one is read or refused with one sentence, and nothing else happens.
 #include <gtest/gtest.h>
 
+#include "model/config.hpp"
 #include "model/model.hpp"
 #include "model/safetensors.hpp"
 #include "model/session.hpp"
-#include "model/config.hpp"
 #include "model_files.hpp"
 #include "refusals.hpp"
 #include "temp_folder.hpp"
@@ -59,15 +59,18 @@ TEST_F(Hostile, TensorsThatDoNotFitTheConfig) {
   EXPECT_EQ(refused_with(tensors), "");
   Tensors changed = tensors;
   changed.erase("layers.1.mixer.q_proj.weight");
-  EXPECT_EQ(refused_with(changed), "model.safetensors: no tensor \"layers.1.mixer.q_proj.weight\", which config.json asks for");
+  EXPECT_EQ(refused_with(changed),
+            "model.safetensors: no tensor \"layers.1.mixer.q_proj.weight\", which config.json asks for");
   changed = tensors;
   changed["layers.2.mixer_norm.weight"] = tensors["norm.weight"];
   EXPECT_EQ(refused_with(changed),
-            "model.safetensors: tensor \"layers.2.mixer_norm.weight\" belongs to no part of the network that config.json describes");
+            "model.safetensors: tensor \"layers.2.mixer_norm.weight\" belongs to no part of the network that "
+            "config.json describes");
   changed = tensors;
   changed["lm_head.weight"] = tensors["embed.weight"];
-  EXPECT_EQ(refused_with(changed),
-            "model.safetensors: tensor \"lm_head.weight\" belongs to no part of the network that config.json describes");
+  EXPECT_EQ(
+      refused_with(changed),
+      "model.safetensors: tensor \"lm_head.weight\" belongs to no part of the network that config.json describes");
   changed = tensors;
   changed["embed.weight"].shape = {6, 256};
   EXPECT_EQ(refused_with(changed),
@@ -75,10 +78,12 @@ TEST_F(Hostile, TensorsThatDoNotFitTheConfig) {
   changed = tensors;
   changed["layers.0.mixer.q_conv1d.weight"].shape = {3, 4};
   EXPECT_EQ(refused_with(changed),
-            "model.safetensors: tensor \"layers.0.mixer.q_conv1d.weight\" has shape [3, 4], but config.json asks for [3, 1, 4]");
+            "model.safetensors: tensor \"layers.0.mixer.q_conv1d.weight\" has shape [3, 4], but config.json asks for "
+            "[3, 1, 4]");
   shape.mlp_hidden = 7;
   EXPECT_EQ(refused_with(tensors),
-            "model.safetensors: tensor \"layers.0.mlp.gate_proj.weight\" has shape [5, 6], but config.json asks for [7, 6]");
+            "model.safetensors: tensor \"layers.0.mlp.gate_proj.weight\" has shape [5, 6], but config.json asks for "
+            "[7, 6]");
 }
 
 TEST_F(Hostile, ATypeThatIsNotAllowed) {
@@ -105,14 +110,31 @@ TEST_F(Hostile, EveryTruncationIsRefused) {
   EXPECT_EQ(load_refused(), "model.safetensors: 1 bytes after the last tensor belong to no tensor");
 }
 
-// Bytes of the header and of config.json flipped, copied, removed and replaced by what parsers like least. What is still
-// accepted must also run: a few tokens through a session.
+// Bytes of the header and of config.json flipped, copied, removed and replaced by what parsers like least. What is
+// still accepted must also run: a few tokens through a session.
 TEST_F(Hostile, SmallMutations) {
   const std::string config = config_text(shape), stored = safetensors_bytes(tensors);
   uint64_t header = 0;
   memcpy(&header, stored.data(), 8);
-  const std::vector<std::string> tokens = {"0", "-1", "1e30", "18446744073709551615", "9223372036854775807", "null", "[]", "{}",
-                                           "\"\"", ",", ":", "\"dtype\"", "256", "\\u0000", "\xff", "4294967296", "BF16", "F32", "}"};
+  const std::vector<std::string> tokens = {"0",
+                                           "-1",
+                                           "1e30",
+                                           "18446744073709551615",
+                                           "9223372036854775807",
+                                           "null",
+                                           "[]",
+                                           "{}",
+                                           "\"\"",
+                                           ",",
+                                           ":",
+                                           "\"dtype\"",
+                                           "256",
+                                           "\\u0000",
+                                           "\xff",
+                                           "4294967296",
+                                           "BF16",
+                                           "F32",
+                                           "}"};
   Random random{11};
   fw_context *context = nullptr;
   ASSERT_EQ(fw_context_create(nullptr, &context), FW_OK);
@@ -123,12 +145,16 @@ TEST_F(Hostile, SmallMutations) {
     std::string &target = in_config ? c : s;
     const uint64_t n_changes = 1 + random.below(3);
     for (uint64_t change = 0; change < n_changes; ++change) {
-      const size_t limit = in_config ? target.size() : std::min<size_t>(target.size(), 8 + static_cast<size_t>(header));
+      const size_t limit =
+          in_config ? target.size() : std::min<size_t>(target.size(), 8 + static_cast<size_t>(header));
       const size_t at = static_cast<size_t>(random.below(limit));
       switch (random.below(6)) {
         case 0: target[at] = static_cast<char>(target[at] ^ static_cast<char>(1 << random.below(8))); break;
         case 1: target.erase(at, static_cast<size_t>(1 + random.below(20))); break;
-        case 2: target.insert(at, target.substr(static_cast<size_t>(random.below(limit)), static_cast<size_t>(random.below(60)))); break;
+        case 2:
+          target.insert(
+              at, target.substr(static_cast<size_t>(random.below(limit)), static_cast<size_t>(random.below(60))));
+          break;
         case 3: target.insert(at, tokens[static_cast<size_t>(random.below(tokens.size()))]); break;
         case 4: {  // one digit for another: the text stays JSON
           const size_t digit = target.find_first_of("0123456789", at);

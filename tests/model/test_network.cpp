@@ -19,7 +19,8 @@ using model_files::Tensors;
 
 namespace {
 
-// fp32 logits of magnitude up to about 5 after some dozen layers of sums below a hundred terms; the format's own promise
+// fp32 logits of magnitude up to about 5 after some dozen layers of sums below a hundred terms; the format's own
+// promise
 constexpr double kTolerance = 1e-4;
 
 struct ContextHolder {
@@ -173,8 +174,10 @@ TEST_P(Network, SessionsOfOneModelDoNotMeet) {
   for (size_t i = 0; i < a.size(); ++i) {
     left.step(a[i]);
     right.step(b[i]);
-    ASSERT_TRUE(std::equal(left.logits().begin(), left.logits().end(), expected_a.begin() + static_cast<ptrdiff_t>(256 * i)));
-    ASSERT_TRUE(std::equal(right.logits().begin(), right.logits().end(), expected_b.begin() + static_cast<ptrdiff_t>(256 * i)));
+    ASSERT_TRUE(
+        std::equal(left.logits().begin(), left.logits().end(), expected_a.begin() + static_cast<ptrdiff_t>(256 * i)));
+    ASSERT_TRUE(std::equal(right.logits().begin(), right.logits().end(),
+                           expected_b.begin() + static_cast<ptrdiff_t>(256 * i)));
   }
 }
 
@@ -192,7 +195,8 @@ TEST_P(Network, TheFutureIsNotSeen) {
 TEST_P(Network, RestoreIsExact) {
   Session session(model, one.context), other(model, one.context);
   const size_t piece = static_cast<size_t>(session.piece_tokens());
-  for (const size_t length : {size_t{1}, size_t{2}, size_t{3}, size_t{11}, size_t{47}, piece - 1, piece, piece + 1, piece + 7}) {
+  for (const size_t length :
+       {size_t{1}, size_t{2}, size_t{3}, size_t{11}, size_t{47}, piece - 1, piece, piece + 1, piece + 7}) {
     session.reset();
     session.prefill(tokens_of(length, 16));
     const std::vector<uint8_t> saved = session.save();
