@@ -135,7 +135,7 @@ void add_verify(CLI::App &app) {
       add_command(app, "verify", "Recompute what must hold on this machine",
                   "Every operator against fp64 token by token; the model's logits by prefill against token by token; "
                   "the same bits\n"
-                  "again, and after a split with the state saved and restored; the logits of golden.safetensors, "
+                  "again, and after a split with the state saved and restored; the logits of golden_logits.safetensors, "
                   "when the model folder\n"
                   "has them, to 1e-4. Also prints the SHA-256 of the model's files. Exit code 1 when a check fails.",
                   "  fastweight verify\n"

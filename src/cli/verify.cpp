@@ -133,7 +133,7 @@ void verify_model(fw_context *context, const std::string &folder, Report &report
 
   const std::optional<model::Golden> golden = model::load_golden(*model);
   if (!golden) {
-    report.not_run("golden logits", "the folder has no golden.safetensors");
+    report.not_run("golden logits", "the folder has no golden_logits.safetensors");
     return;
   }
   report.at_most("golden logits, prefill",

@@ -11,33 +11,39 @@
 #include "model/safetensors.hpp"
 
 namespace fw::model {
+namespace {
+
+constexpr const char *kName = "golden_logits.safetensors";
+
+}  // namespace
 
 std::optional<Golden> load_golden(const Model &model) {
-  const std::string path = model.folder() + "/golden.safetensors";
+  const std::string path = model.folder() + "/" + kName;
   struct stat facts;
   if (stat(path.c_str(), &facts) != 0) return std::nullopt;
   const MappedFile mapped(path);
-  const Safetensors stored = Safetensors::parse(mapped.bytes(), "golden.safetensors");
+  const Safetensors stored = Safetensors::parse(mapped.bytes(), kName);
   const StoredTensor *tokens = stored.find("tokens"), *logits = stored.find("logits");
-  if (!tokens || !logits) throw Error("golden.safetensors: expected the tensors \"tokens\" and \"logits\"");
-  const size_t size = tokens->dtype == "U8" ? 1 : tokens->dtype == "I32" ? 4 : tokens->dtype == "I64" ? 8 : 0;
-  if (size == 0 || tokens->shape.size() != 1 || tokens->shape[0] < 1) {
-    FW_MODEL_FAIL("golden.safetensors: tokens is %s %s, allowed U8, I32 or I64 of shape [T], T >= 1",
-                  tokens->dtype.c_str(), shape_text(tokens->shape).c_str());
+  if (!tokens || !logits) FW_MODEL_FAIL("%s: expected the tensors \"tokens\" and \"logits\"", kName);
+  if (tokens->dtype != "F32" || tokens->shape.size() != 1 || tokens->shape[0] < 1) {
+    FW_MODEL_FAIL("%s: tokens is %s %s, allowed F32 of shape [T], T >= 1", kName, tokens->dtype.c_str(),
+                  shape_text(tokens->shape).c_str());
   }
   const std::vector<int64_t> expected = {tokens->shape[0], model.config().vocab_size};
   if (logits->dtype != "F32" || logits->shape != expected) {
-    FW_MODEL_FAIL("golden.safetensors: logits is %s %s, allowed F32 %s", logits->dtype.c_str(),
+    FW_MODEL_FAIL("%s: logits is %s %s, allowed F32 %s", kName, logits->dtype.c_str(),
                   shape_text(logits->shape).c_str(), shape_text(expected).c_str());
   }
   Golden golden;
-  for (size_t at = 0; at < tokens->bytes.size(); at += size) {
-    uint64_t token = 0;
-    memcpy(&token, tokens->bytes.data() + at, size);
-    if (token > 255) FW_MODEL_FAIL("golden.safetensors: tokens[%zu] is not a byte", at / size);
+  for (int64_t t = 0; t < tokens->shape[0]; ++t) {
+    float token;
+    memcpy(&token, tokens->bytes.data() + sizeof token * static_cast<size_t>(t), sizeof token);
+    if (!(token >= 0 && token <= 255 && token == floorf(token))) {
+      FW_MODEL_FAIL("%s: tokens[%lld] is %g, allowed bytes", kName, static_cast<long long>(t), token);
+    }
     golden.tokens.push_back(static_cast<uint8_t>(token));
   }
-  if (golden.tokens[0] != 0) throw Error("golden.safetensors: tokens[0] is not 0, which starts every document");
+  if (golden.tokens[0] != 0) FW_MODEL_FAIL("%s: tokens[0] is not 0, which starts every document", kName);
   golden.logits.resize(logits->bytes.size() / sizeof(float));
   memcpy(golden.logits.data(), logits->bytes.data(), logits->bytes.size());
   return golden;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// golden.safetensors of a model folder: `tokens` [T] (U8, I32 or I64, the first one 0) and `logits` [T, vocab_size]
-// F32, row t after token t, as the training code computes them in fp32.
+// golden_logits.safetensors of a model folder: `tokens` [T] and `logits` [T, vocab_size], both F32, row t after token t,
+// the first token 0; made by the training code in fp64 from the stored weights.
 #pragma once
 #include <optional>
 #include <string>

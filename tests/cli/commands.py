@@ -60,18 +60,18 @@ class Commands(program.ProgramTest):
 
     def test_verify(self):
         out, _ = self.call("verify")
-        self.assertIn("golden logits                      not run the folder has no golden.safetensors", out.decode())
+        self.assertIn("golden logits                      not run the folder has no golden_logits.safetensors", out.decode())
         self.assertRegex(out.decode(), r"\n9 ok, 0 failed, 1 not run\n$")
         result = json.loads(self.call("verify", "--operators", "--json")[0])
         self.assertEqual((result["ok"], result["failed"]), (6, 0))
 
     def golden(self, folder, change):
         """A golden file made of the program's own logits would prove nothing: zeros are wrong for sure."""
-        tokens = b"\x00abc"
+        tokens = struct.pack("<4f", 0, 97, 98, 99)
         logits = struct.pack("<1024f", *([change] * 1024))
-        header = json.dumps({"tokens": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
-                             "logits": {"dtype": "F32", "shape": [4, 256], "data_offsets": [4, 4 + len(logits)]}}).encode()
-        with open(os.path.join(folder, "golden.safetensors"), "wb") as f:
+        header = json.dumps({"tokens": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
+                             "logits": {"dtype": "F32", "shape": [4, 256], "data_offsets": [16, 16 + len(logits)]}}).encode()
+        with open(os.path.join(folder, "golden_logits.safetensors"), "wb") as f:
             f.write(struct.pack("<Q", len(header)) + header + tokens + logits)
 
     def test_verify_fails_on_wrong_golden_logits(self):

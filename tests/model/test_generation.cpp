@@ -157,24 +157,30 @@ TEST_F(Generation, AFileOfZerosCostsTheSameForEveryByte) {
 
 TEST_F(Generation, GoldenLogitsAreReadAndChecked) {
   EXPECT_FALSE(load_golden(*model).has_value());
-  const std::string tokens("\0ab", 3), logits(3 * 256 * 4, '\0');
-  const auto write = [&](const std::string &token_entry, const std::string &data) {
-    const std::string header =
-        "{\"tokens\":" + token_entry + ",\"logits\":{\"dtype\":\"F32\",\"shape\":[3,256],\"data_offsets\":[3,3075]}}";
+  const auto write = [&](const std::string &dtype, std::vector<float> values) {
+    values.resize(3 + 3 * 256);
+    const std::string header = "{\"tokens\":{\"dtype\":\"" + dtype +
+                               "\",\"shape\":[3],\"data_offsets\":[0,12]},"
+                               "\"logits\":{\"dtype\":\"F32\",\"shape\":[3,256],\"data_offsets\":[12,3084]}}";
     const uint64_t length = header.size();
     std::string out(8, '\0');
     memcpy(out.data(), &length, 8);
-    model_files::write_file(folder.path / "m/golden.safetensors", out + header + data);
+    out += header + std::string(reinterpret_cast<const char *>(values.data()), values.size() * sizeof(float));
+    model_files::write_file(folder.path / "m/golden_logits.safetensors", out);
   };
-  write("{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}", tokens + logits);
+  write("F32", {0, 'a', 'b', 1.5f});
   const std::optional<Golden> golden = load_golden(*model);
   ASSERT_TRUE(golden.has_value());
   EXPECT_EQ(golden->tokens, (std::vector<uint8_t>{0, 'a', 'b'}));
-  EXPECT_EQ(golden->logits.size(), 768u);
-  write("{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}", "xab" + logits);
-  EXPECT_EQ(refusal([&] { load_golden(*model); }),
-            "golden.safetensors: tokens[0] is not 0, which starts every document");
-  write("{\"dtype\":\"BOOL\",\"shape\":[3],\"data_offsets\":[0,3]}", tokens + logits);
-  EXPECT_EQ(refusal([&] { load_golden(*model); }),
-            "golden.safetensors: tokens is BOOL [3], allowed U8, I32 or I64 of shape [T], T >= 1");
+  ASSERT_EQ(golden->logits.size(), 768u);
+  EXPECT_EQ(golden->logits[0], 1.5f);
+  const auto refused = [&] { return refusal([&] { load_golden(*model); }); };
+  write("F32", {'x', 'a', 'b'});
+  EXPECT_EQ(refused(), "golden_logits.safetensors: tokens[0] is not 0, which starts every document");
+  write("F32", {0, 256, 'b'});
+  EXPECT_EQ(refused(), "golden_logits.safetensors: tokens[1] is 256, allowed bytes");
+  write("F32", {0, 1, 2.5f});
+  EXPECT_EQ(refused(), "golden_logits.safetensors: tokens[2] is 2.5, allowed bytes");
+  write("I32", {0, 'a', 'b'});
+  EXPECT_EQ(refused(), "golden_logits.safetensors: tokens is I32 [3], allowed F32 of shape [T], T >= 1");
 }
