@@ -131,16 +131,16 @@ void add_score(CLI::App &app) {
 }
 
 void add_verify(CLI::App &app) {
-  CLI::App *command =
-      add_command(app, "verify", "Recompute what must hold on this machine",
-                  "Every operator against fp64 token by token; the model's logits by prefill against token by token; "
-                  "the same bits\n"
-                  "again, and after a split with the state saved and restored; the logits of golden_logits.safetensors, "
-                  "when the model folder\n"
-                  "has them, to 1e-4. Also prints the SHA-256 of the model's files. Exit code 1 when a check fails.",
-                  "  fastweight verify\n"
-                  "  fastweight verify --operators --json\n"
-                  "  fastweight verify --model my/model --threads 1");
+  CLI::App *command = add_command(
+      app, "verify", "Recompute what must hold on this machine",
+      "Every operator against fp64 token by token; the model's logits by prefill against token by token; "
+      "the same bits\n"
+      "again, and after a split with the state saved and restored; the logits of golden_logits.safetensors, "
+      "when the model folder\n"
+      "has them, to 1e-4. Also prints the SHA-256 of the model's files. Exit code 1 when a check fails.",
+      "  fastweight verify\n"
+      "  fastweight verify --operators --json\n"
+      "  fastweight verify --model my/model --threads 1");
   const auto o = std::make_shared<VerifyOptions>();
   command->add_flag("--operators", o->is_operators_only, "Only the operators; no model is needed");
   add_common_options(command, *o, true);
