@@ -15,6 +15,16 @@ CLI::App *add_command(CLI::App &app, const std::string &name, const std::string 
   return command;
 }
 
+// The parser alone would take -1 for 2^64 - 1.
+CLI::Validator digits_only() {
+  return CLI::Validator(
+      [](std::string &value) {
+        const bool is_whole = !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
+        return is_whole ? std::string() : "is " + value + ", allowed whole numbers from 0";
+      },
+      "", "whole");
+}
+
 template <class Options>
 void on_chosen(CLI::App *command, std::shared_ptr<Options> options, int (*run)(const Options &)) {
   command->callback([options, run] {
@@ -88,7 +98,9 @@ void add_generate(CLI::App &app) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--seed", o->seed, "Which of the possible texts (default 1)")->type_name("N");
+  command->add_option("--seed", o->seed, "Which of the possible texts (default 1)")
+      ->check(digits_only())
+      ->type_name("N");
   command
       ->add_option("--temperature", o->temperature,
                    "0 takes the likeliest byte, above 1 surprises more (default 0.8)")
@@ -124,6 +136,7 @@ void add_score(CLI::App &app) {
   const auto o = std::make_shared<ScoreOptions>();
   command->add_option("file", o->file, "File to score, - for standard input")->required()->type_name("FILE");
   command->add_option("--limit", o->limit, "Only the first N bytes; 0 for all")
+      ->check(digits_only())
       ->type_name("N")
       ->capture_default_str();
   add_common_options(command, *o, true);

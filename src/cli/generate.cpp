@@ -32,8 +32,9 @@ std::span<const uint8_t> bytes_of(const std::string &s) {
   return {reinterpret_cast<const uint8_t *>(s.data()), s.size()};
 }
 
-// The prompt, or nothing when generation goes on without one.
-std::optional<std::string> read_prompt(const GenerateOptions &o) {
+// The prompt, or nothing when generation goes on without one. is_own: nobody gave one, so the text needs it to be
+// read.
+std::optional<std::string> read_prompt(const GenerateOptions &o, bool &is_own) {
   std::string prompt, source;
   if (o.prompt) {
     prompt = *o.prompt;
@@ -50,6 +51,7 @@ std::optional<std::string> read_prompt(const GenerateOptions &o) {
       if (!o.is_quiet)
         fprintf(stderr, "note: no prompt was given, so this one is used: %s\n", quote(kOwnPrompt).c_str());
       prompt = kOwnPrompt;
+      is_own = true;
     }
   }
   if (interrupted()) throw Interrupted();
@@ -174,7 +176,8 @@ void decode(Session &session, model::Sampler &sampler, int32_t &pending, const G
 int run_generate(const GenerateOptions &o) {
   const std::string folder = find_model(o.model);
   const std::shared_ptr<const model::Model> model = model::Model::load(folder);
-  const std::optional<std::string> prompt = read_prompt(o);
+  bool is_own = false;
+  const std::optional<std::string> prompt = read_prompt(o, is_own);
   const Context context = make_context(o.threads);
   Session session(model, context.get());
 
@@ -196,7 +199,7 @@ int run_generate(const GenerateOptions &o) {
   }
   if (!tokens.empty()) result.prefill = prefill(session, tokens, o);
   try {
-    if (o.has_echo && prompt && !o.is_json) write_out(shown(*prompt));
+    if ((o.has_echo || is_own) && prompt && !o.is_json) write_out(shown(*prompt));
     if (is_ended) {
       result.stop = "end_of_document";
       if (!o.is_quiet) fputs("note: the saved document had ended; give a prompt to start another\n", stderr);
