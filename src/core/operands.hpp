@@ -31,6 +31,18 @@ inline fw_status check_first(const char *op, const char *name, const fw_tensor &
   return check_tensor(op, name, t, t.shape, t.ndim, with_data);
 }
 
+// The output of a forward or a step. It may be absent in a size query; in a backward it is not read and may be absent.
+inline fw_status check_result(const char *op, const char *name, const fw_tensor &t, const int64_t *shape, int32_t ndim, bool is_f64,
+                              bool with_data, fw_direction direction) {
+  const bool is_written = direction != FW_BACKWARD;
+  if (!given(t) && !(is_written && with_data)) return FW_OK;
+  return check_float(op, name, t, shape, ndim, is_f64, with_data && is_written);
+}
+// What the verb check asks of it.
+inline fw_status check_present(const char *op, const char *name, const fw_tensor &t, fw_direction direction) {
+  return given(t) || direction == FW_BACKWARD ? FW_OK : fail(FW_INVALID_ARGUMENT, "%s: %s is missing", op, name);
+}
+
 struct Operand {
   const char *name;
   const fw_tensor *tensor;

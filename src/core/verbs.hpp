@@ -5,10 +5,12 @@
 //     using Desc = fw_x; using Grads = fw_x_grads; using Problem = ...;
 //     static constexpr const char *kName = "x";
 //     static constexpr bool kHasStep = false;
-//     // desc is the checked copy of the caller's; grads nullptr where the verb brings none. With with_data the data
-//     // pointers and cu_seqlens are checked too. The workspace must not depend on which gradients are wanted.
+//     // desc is the copy of the caller's; grads nullptr where the verb brings none. With with_data the data pointers and
+//     // cu_seqlens are checked too; without, an output may be absent. The workspace must not depend on which gradients
+//     // are wanted.
 //     static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *);
 //     static const Impl<Problem> *impls(int32_t *n);
+//     static fw_status check_more(const Problem &);  // what only the verb check looks at: absent outputs, values on request
 //   };
 #pragma once
 #include "core/descriptor.hpp"
@@ -46,6 +48,7 @@ fw_status verb_check(const fw_context *context, const typename Op::Desc *desc, c
                      fw_direction direction) {
   typename Op::Problem problem = {};
   FW_TRY(read_problem<Op>(context, desc, grads, direction, false, false, &problem));
+  if constexpr (requires { Op::check_more(problem); }) FW_TRY(Op::check_more(problem));
   int32_t n;
   const Impl<typename Op::Problem> *impls = Op::impls(&n), *chosen;
   return choose(Op::kName, *context, problem, impls, n, &chosen);

@@ -70,9 +70,7 @@ fw_status GateActivation::make_problem(const Desc &desc, const Grads *grads, fw_
   FW_TRY(check_parameters(*p, p->a_log, p->dt_bias, "a_log", "dt_bias", with_data));
   const int64_t *shape = p->x.shape;
   const int32_t ndim = p->x.ndim;
-  if (direction == FW_FORWARD || given(desc.y)) {
-    FW_TRY(check_float(kOp, "y", desc.y, shape, ndim, p->is_f64, with_data && direction == FW_FORWARD));
-  }
+  FW_TRY(check_result(kOp, "y", desc.y, shape, ndim, p->is_f64, with_data, direction));
   if (direction == FW_FORWARD) {
     p->y = desc.y;
     const Operand inputs[] = {{"x", &p->x}, {"a_log", &p->a_log}, {"dt_bias", &p->dt_bias}}, outputs[] = {{"y", &p->y}};
@@ -105,5 +103,7 @@ fw_status GateActivation::make_problem(const Desc &desc, const Grads *grads, fw_
   if (numel(p->x) == 0) p->plan.n_rows = 0;
   return FW_OK;
 }
+
+fw_status GateActivation::check_more(const Problem &p) { return check_present(kOp, "y", p.y, p.direction); }
 
 }  // namespace fw::gate

@@ -45,9 +45,7 @@ fw_status Norm::make_problem(const Desc &desc, const Grads *grads, fw_direction 
   p->count = desc.kind == FW_NORM_RMS ? static_cast<double>(*length) : 1.0;
   if (given(p->weight)) FW_TRY(check_float(kOp, "weight", p->weight, length, 1, p->is_f64, with_data));
   if (given(p->gate)) FW_TRY(check_float(kOp, "gate", p->gate, shape, ndim, p->is_f64, with_data));
-  if (direction == FW_FORWARD || given(desc.y)) {
-    FW_TRY(check_float(kOp, "y", desc.y, shape, ndim, p->is_f64, with_data && direction == FW_FORWARD));
-  }
+  FW_TRY(check_result(kOp, "y", desc.y, shape, ndim, p->is_f64, with_data, direction));
   if (direction == FW_FORWARD) {
     p->y = desc.y;
     const Operand inputs[] = {{"x", &p->x}, {"weight", &p->weight}, {"gate", &p->gate}}, outputs[] = {{"y", &p->y}};
@@ -76,5 +74,7 @@ fw_status Norm::make_problem(const Desc &desc, const Grads *grads, fw_direction 
   p->plan = plan_rows(walked, 5);
   return FW_OK;
 }
+
+fw_status Norm::check_more(const Problem &p) { return check_present(kOp, "y", p.y, p.direction); }
 
 }  // namespace fw::norm
