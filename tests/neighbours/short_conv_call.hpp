@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call of fw_short_conv with its tensors, and what it must give, by formulas written here. Round-offs: z is a chain of W + 1
-// terms; SiLU adds 3.2 of the result and passes on z's by its slope (at most 1.1); dz passes z's on by the second derivative
-// (at most 0.5); dx is a chain of W of them. dweight and dbias add a chain of 64 rows (W - 1 when larger), at most 64 tiles
-// and the blocks. Copies (states) are exact but for their type.
+// A call of fw_short_conv with its tensors, and what it must give, by formulas written here. Round-offs: z is a chain
+// of W + 1 terms; SiLU adds 3.2 of the result and passes on z's by its slope (at most 1.1); dz passes z's on by the
+// second derivative (at most 0.5); dx is a chain of W of them. dweight and dbias add a chain of 64 rows (W - 1 when
+// larger), at most 64 tiles and the blocks. Copies (states) are exact but for their type.
 #pragma once
 #include "neighbours/harness.hpp"
 
@@ -27,8 +27,8 @@ struct ConvCall {
   fw_short_conv desc = {};
   fw_short_conv_grads grads = {};
 
-  ConvCall(ConvShape s, bool has_silu, bool has_bias, bool has_state, ConvTypes types = {}, Layout layout = Layout::kDense,
-           Layout out = Layout::kDense)
+  ConvCall(ConvShape s, bool has_silu, bool has_bias, bool has_state, ConvTypes types = {},
+           Layout layout = Layout::kDense, Layout out = Layout::kDense)
       : shape(std::move(s)) {
     const int64_t N = shape.n_sequences();
     x = TestTensor(types.x, {shape.B, shape.T, shape.D}, layout);
@@ -85,7 +85,8 @@ struct ConvCall {
     grads.d_initial_state = d_initial_state.view();
   }
   // The step of the same shape: `slots` states, which start as random numbers.
-  void become_step(int64_t slots, fw_dtype dtype, const std::vector<int32_t> &indices, Layout layout = Layout::kDense) {
+  void become_step(int64_t slots, fw_dtype dtype, const std::vector<int32_t> &indices,
+                   Layout layout = Layout::kDense) {
     initial_state = final_state = TestTensor();
     state = TestTensor(dtype, {slots, shape.D, shape.W - 1}, layout);
     Rng rng(29);
@@ -97,7 +98,9 @@ struct ConvCall {
     refresh();
   }
   int64_t begin_of(int64_t n) const { return cu_seqlens.is_given() ? static_cast<int64_t>(cu_seqlens.get(n)) : 0; }
-  int64_t end_of(int64_t n) const { return cu_seqlens.is_given() ? static_cast<int64_t>(cu_seqlens.get(n + 1)) : shape.T; }
+  int64_t end_of(int64_t n) const {
+    return cu_seqlens.is_given() ? static_cast<int64_t>(cu_seqlens.get(n + 1)) : shape.T;
+  }
   int64_t row_index(int64_t n, int64_t position, int64_t d) const {  // flat index of x
     const int64_t batch = cu_seqlens.is_given() ? 0 : n;
     return (batch * shape.T + begin_of(n) + position) * shape.D + d;
@@ -118,7 +121,8 @@ struct ConvTruth {
 };
 
 // state: what the rows before each sequence are taken from and its slot; a negative slot skips the sequence
-inline ConvTruth conv_truth(const ConvCall &c, const TestTensor &state, const std::function<int64_t(int64_t)> &slot_of, int64_t n_slots) {
+inline ConvTruth conv_truth(const ConvCall &c, const TestTensor &state,
+                            const std::function<int64_t(int64_t)> &slot_of, int64_t n_slots) {
   const int64_t D = c.shape.D, W = c.shape.W, past = W - 1;
   const bool has_silu = c.desc.activation == FW_ACTIVATION_SILU;
   const auto sigmoid = [](double z) { return 1 / (1 + exp(-z)); };
@@ -129,13 +133,15 @@ inline ConvTruth conv_truth(const ConvCall &c, const TestTensor &state, const st
   t.d_initial_state.resize(static_cast<size_t>(c.shape.n_sequences() * D * past));
   t.dweight.resize(static_cast<size_t>(D * W));
   t.dbias.resize(static_cast<size_t>(D));
-  for (int64_t i = 0; state.is_given() && i < state.size() && i < n_slots * D * past; ++i) t.state[static_cast<size_t>(i)] = Truth(state.get(i));
+  for (int64_t i = 0; state.is_given() && i < state.size() && i < n_slots * D * past; ++i)
+    t.state[static_cast<size_t>(i)] = Truth(state.get(i));
   for (int64_t n = 0; n < c.shape.n_sequences(); ++n) {
     const int64_t slot = slot_of(n), length = c.end_of(n) - c.begin_of(n);
     if (slot < 0) continue;
     for (int64_t d = 0; d < D; ++d) {
       std::vector<double> window;
-      for (int64_t i = 0; i < past; ++i) window.push_back(state.is_given() ? state.get(c.state_index(slot, d, i)) : 0);
+      for (int64_t i = 0; i < past; ++i)
+        window.push_back(state.is_given() ? state.get(c.state_index(slot, d, i)) : 0);
       for (int64_t i = 0; i < length; ++i) window.push_back(c.x.get(c.row_index(n, i, d)));
       std::vector<Truth> d_window(window.size());
       for (int64_t i = 0; i < length; ++i) {
@@ -144,7 +150,9 @@ inline ConvTruth conv_truth(const ConvCall &c, const TestTensor &state, const st
         const int64_t at = c.row_index(n, i, d);
         const double s = sigmoid(z.value), slope = s * sigmoid(-z.value), dy = c.dy.get(at);
         t.y[static_cast<size_t>(at)] = has_silu ? Truth(z.value * s, 1.1 * z.magnitude + fabs(z.value * s)) : z;
-        const Truth dz = has_silu ? Truth(dy * (s + z.value * slope), fabs(dy) * (s + fabs(z.value) * slope + 0.5 * z.magnitude)) : Truth(dy);
+        const Truth dz =
+            has_silu ? Truth(dy * (s + z.value * slope), fabs(dy) * (s + fabs(z.value) * slope + 0.5 * z.magnitude))
+                     : Truth(dy);
         for (int64_t tap = 0; tap < W; ++tap) {
           const double w = c.weight.get(d * W + tap), x = window[static_cast<size_t>(i + tap)];
           Truth &sum = t.dweight[static_cast<size_t>(d * W + tap)], &back = d_window[static_cast<size_t>(i + tap)];
@@ -156,10 +164,13 @@ inline ConvTruth conv_truth(const ConvCall &c, const TestTensor &state, const st
       }
       for (int64_t i = 0; i < past; ++i) {
         t.state[static_cast<size_t>(c.state_index(slot, d, i))] = Truth(window[static_cast<size_t>(length + i)]);
-        if (c.grads.d_final_state.dtype != FW_NONE) d_window[static_cast<size_t>(length + i)].add(c.d_final_state.get(c.state_index(n, d, i)));
+        if (c.grads.d_final_state.dtype != FW_NONE)
+          d_window[static_cast<size_t>(length + i)].add(c.d_final_state.get(c.state_index(n, d, i)));
       }
-      for (int64_t i = 0; i < past; ++i) t.d_initial_state[static_cast<size_t>(c.state_index(n, d, i))] = d_window[static_cast<size_t>(i)];
-      for (int64_t i = 0; i < length; ++i) t.dx[static_cast<size_t>(c.row_index(n, i, d))] = d_window[static_cast<size_t>(past + i)];
+      for (int64_t i = 0; i < past; ++i)
+        t.d_initial_state[static_cast<size_t>(c.state_index(n, d, i))] = d_window[static_cast<size_t>(i)];
+      for (int64_t i = 0; i < length; ++i)
+        t.dx[static_cast<size_t>(c.row_index(n, i, d))] = d_window[static_cast<size_t>(past + i)];
     }
   }
   return t;
@@ -175,7 +186,8 @@ inline void expect_conv_forward_and_backward(const char *impl, ConvCall &c) {
   watch.input("cu_seqlens", c.cu_seqlens);
   watch.input("dy", c.dy);
   watch.input("d_final_state", c.d_final_state);
-  for (TestTensor *t : {&c.y, &c.final_state, &c.dx, &c.dweight, &c.dbias, &c.d_initial_state}) watch.output("an output", *t);
+  for (TestTensor *t : {&c.y, &c.final_state, &c.dx, &c.dweight, &c.dbias, &c.d_initial_state})
+    watch.output("an output", *t);
   ASSERT_EQ(run_forward<short_conv_api>(context, c.desc), FW_OK) << fw_last_error();
   EXPECT_STREQ(fw_last_impl(), impl);
   fw_short_conv backward = c.desc;
@@ -183,7 +195,8 @@ inline void expect_conv_forward_and_backward(const char *impl, ConvCall &c) {
   ASSERT_EQ(run_backward<short_conv_api>(context, backward, c.grads), FW_OK) << fw_last_error();
   EXPECT_STREQ(fw_last_impl(), impl);
   watch.expect_intact();
-  const ConvTruth t = conv_truth(c, c.initial_state, [](int64_t n) { return n; }, c.shape.n_sequences());
+  const ConvTruth t = conv_truth(
+      c, c.initial_state, [](int64_t n) { return n; }, c.shape.n_sequences());
   const double W = static_cast<double>(c.shape.W), rows = static_cast<double>(c.shape.B * c.shape.T);
   const double chain = 2 * W + 16 + std::max(64.0, W) + rows / 64 + 8;
   expect_close("y", c.y, t.y, W + 6);

@@ -34,13 +34,24 @@ TEST_P(ShortConv, EveryDtype) {
 
 // field report: strides must be multiples of 8; D = 7 and 66, channel-first and channel-last, with packing
 TEST_P(ShortConv, EveryShapeAndLayout) {
-  const std::vector<ConvShape> shapes = {{1, 1, 1, 4, {}},  {2, 0, 5, 3, {}},       {0, 4, 5, 3, {}},   {2, 4, 0, 3, {}},
-                                         {3, 2, 66, 4, {}}, {2, 131, 7, 4, {}},     {1, 70, 130, 2, {}}, {5, 1, 9, 4, {}},
-                                         {1, 75, 66, 4, {1, 2, 3, 5, 64}}, {1, 90, 7, 5, {0, 3, 0, 0, 70, 1, 0}}, {1, 4, 3, 4, {}}};
+  const std::vector<ConvShape> shapes = {{1, 1, 1, 4, {}},
+                                         {2, 0, 5, 3, {}},
+                                         {0, 4, 5, 3, {}},
+                                         {2, 4, 0, 3, {}},
+                                         {3, 2, 66, 4, {}},
+                                         {2, 131, 7, 4, {}},
+                                         {1, 70, 130, 2, {}},
+                                         {5, 1, 9, 4, {}},
+                                         {1, 75, 66, 4, {1, 2, 3, 5, 64}},
+                                         {1, 90, 7, 5, {0, 3, 0, 0, 70, 1, 0}},
+                                         {1, 4, 3, 4, {}}};
   for (const ConvShape &shape : shapes) {
-    for (Layout layout : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
-      SCOPED_TRACE(testing::Message() << "B " << shape.B << " T " << shape.T << " D " << shape.D << " W " << shape.W << " " << layout_name(layout));
-      ConvCall c(shape, true, true, true, {}, layout, layout == Layout::kSwapped ? Layout::kPadded : Layout::kSwapped);
+    for (Layout layout :
+         {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
+      SCOPED_TRACE(testing::Message() << "B " << shape.B << " T " << shape.T << " D " << shape.D << " W " << shape.W
+                                      << " " << layout_name(layout));
+      ConvCall c(shape, true, true, true, {}, layout,
+                 layout == Layout::kSwapped ? Layout::kPadded : Layout::kSwapped);
       expect_conv_forward_and_backward(impl(), c);
     }
   }
@@ -82,7 +93,8 @@ TEST_P(ShortConv, SplittingAnywhereGivesTheSameBits) {
   for (int64_t split : {0, 1, 2, 4, 5, 64, 65, 69, 70}) {
     ConvCall head({2, split, 9, 5, {}}, true, true, true), tail({2, 70 - split, 9, 5, {}}, true, true, true);
     head.x.fill([&](int64_t i) { return whole.x.get(i / (split * 9) * 70 * 9 + i % (split * 9)); });
-    tail.x.fill([&](int64_t i) { return whole.x.get((i / ((70 - split) * 9) * 70 + split) * 9 + i % ((70 - split) * 9)); });
+    tail.x.fill(
+        [&](int64_t i) { return whole.x.get((i / ((70 - split) * 9) * 70 + split) * 9 + i % ((70 - split) * 9)); });
     for (ConvCall *c : {&head, &tail}) {
       c->weight.fill([&](int64_t i) { return whole.weight.get(i); });
       c->bias.fill([&](int64_t i) { return whole.bias.get(i); });
@@ -93,7 +105,8 @@ TEST_P(ShortConv, SplittingAnywhereGivesTheSameBits) {
     ASSERT_EQ(run_forward<short_conv_api>(context, tail.desc), FW_OK);
     for (int64_t i = 0; i < whole.x.size(); ++i) {
       const int64_t batch = i / 630, row = i % 630 / 9, d = i % 9;
-      const double y = row < split ? head.y.get((batch * split + row) * 9 + d) : tail.y.get((batch * (70 - split) + row - split) * 9 + d);
+      const double y = row < split ? head.y.get((batch * split + row) * 9 + d)
+                                   : tail.y.get((batch * (70 - split) + row - split) * 9 + d);
       ASSERT_EQ(whole.y.get(i), y) << "split " << split << " at " << whole.y.index_text(i);
     }
     expect_same_bits("final_state", whole.final_state, tail.final_state);
@@ -181,7 +194,8 @@ TEST_P(ShortConv, GradientsWithoutOneOfTheIncoming) {
     ASSERT_EQ(run_backward<short_conv_api>(context, absent.desc, absent.grads), FW_OK);
     for (int64_t i = 0; i < c.dx.size(); ++i) EXPECT_EQ(absent.dx.get(i), c.dx.get(i));
     for (int64_t i = 0; i < c.dweight.size(); ++i) EXPECT_EQ(absent.dweight.get(i), 0);
-    for (int64_t i = 0; i < c.d_initial_state.size(); ++i) EXPECT_EQ(absent.d_initial_state.get(i), c.d_initial_state.get(i));
+    for (int64_t i = 0; i < c.d_initial_state.size(); ++i)
+      EXPECT_EQ(absent.d_initial_state.get(i), c.d_initial_state.get(i));
   }
 }
 
@@ -220,10 +234,11 @@ TEST_P(ShortConv, GradientsMatchCentralDifferences) {
 TEST_P(ShortConv, SameBitsOnAnyThreads) {
   for (const ConvShape &shape : {ConvShape{3, 90, 130, 4, {}}, ConvShape{1, 200, 70, 3, {60, 0, 100, 30}}}) {
     ConvCall c(shape, true, true, true, {FW_BF16, FW_F32, FW_F32, FW_F32});
-    expect_same_bits_on_any_threads(impl(), {&c.y, &c.final_state, &c.dx, &c.dweight, &c.dbias, &c.d_initial_state}, [&](fw_context *context) {
-      ASSERT_EQ(run_forward<short_conv_api>(context, c.desc), FW_OK);
-      ASSERT_EQ(run_backward<short_conv_api>(context, c.desc, c.grads), FW_OK);
-    });
+    expect_same_bits_on_any_threads(impl(), {&c.y, &c.final_state, &c.dx, &c.dweight, &c.dbias, &c.d_initial_state},
+                                    [&](fw_context *context) {
+                                      ASSERT_EQ(run_forward<short_conv_api>(context, c.desc), FW_OK);
+                                      ASSERT_EQ(run_backward<short_conv_api>(context, c.desc, c.grads), FW_OK);
+                                    });
   }
 }
 
@@ -244,7 +259,8 @@ FWTEST_EVERY_IMPL(ShortConv);
 
 TEST(ShortConvRefusals, EverySentence) {
   TestContext context;
-  const auto refused = [&](const char *sentence, const std::function<void(ConvCall &)> &spoil, bool is_packed = false) {
+  const auto refused = [&](const char *sentence, const std::function<void(ConvCall &)> &spoil,
+                           bool is_packed = false) {
     ConvCall c(is_packed ? ConvShape{1, 6, 3, 4, {2, 3}} : ConvShape{2, 6, 3, 4, {}}, true, true, true);
     spoil(c);
     EXPECT_REFUSED(fw_short_conv_backward(context, &c.desc, &c.grads, nullptr, 0), FW_INVALID_ARGUMENT, sentence);
@@ -258,29 +274,43 @@ TEST(ShortConvRefusals, EverySentence) {
   refused("short_conv: weight has W = 0, allowed 1 to 1073741824", [](ConvCall &c) { c.desc.weight.shape[1] = 0; });
   refused("short_conv: weight has shape [4,4], expected [3,4]", [](ConvCall &c) { c.desc.weight.shape[0] = 4; });
   refused("short_conv: bias has shape [2], expected [3]", [](ConvCall &c) { c.desc.bias.shape[0] = 2; });
-  refused("short_conv: initial_state has shape [2,3,4], expected [2,3,3]", [](ConvCall &c) { c.desc.initial_state.shape[2] = 4; });
-  refused("short_conv: final_state has shape [2,3,2], expected [2,3,3]", [](ConvCall &c) { c.desc.final_state.shape[2] = 2; });
-  refused("short_conv: state is given, but only a step has it", [](ConvCall &c) { c.desc.state = c.desc.initial_state; });
-  refused("short_conv: state_indices is given, but only a step has it", [](ConvCall &c) { c.desc.state_indices = c.desc.initial_state; });
+  refused("short_conv: initial_state has shape [2,3,4], expected [2,3,3]",
+          [](ConvCall &c) { c.desc.initial_state.shape[2] = 4; });
+  refused("short_conv: final_state has shape [2,3,2], expected [2,3,3]",
+          [](ConvCall &c) { c.desc.final_state.shape[2] = 2; });
+  refused("short_conv: state is given, but only a step has it",
+          [](ConvCall &c) { c.desc.state = c.desc.initial_state; });
+  refused("short_conv: state_indices is given, but only a step has it",
+          [](ConvCall &c) { c.desc.state_indices = c.desc.initial_state; });
   refused("short_conv: dy and d_final_state are both missing, expected at least one",
           [](ConvCall &c) { c.grads.dy = c.grads.d_final_state = fw_tensor{}; });
   refused("short_conv: dx has dtype bf16, allowed fp32", [](ConvCall &c) { c.grads.dx.dtype = FW_BF16; });
   refused("short_conv: dweight has dtype fp16, allowed fp32", [](ConvCall &c) { c.grads.dweight.dtype = FW_F16; });
   refused("short_conv: dbias is given, but bias is not", [](ConvCall &c) { c.desc.bias.dtype = FW_NONE; });
-  refused("short_conv: d_initial_state is given, but initial_state is not", [](ConvCall &c) { c.desc.initial_state.dtype = FW_NONE; });
-  refused("short_conv: d_final_state has shape [2,3,9], expected [2,3,3]", [](ConvCall &c) { c.grads.d_final_state.shape[2] = 9; });
+  refused("short_conv: d_initial_state is given, but initial_state is not",
+          [](ConvCall &c) { c.desc.initial_state.dtype = FW_NONE; });
+  refused("short_conv: d_final_state has shape [2,3,9], expected [2,3,3]",
+          [](ConvCall &c) { c.grads.d_final_state.shape[2] = 9; });
   refused("short_conv: output dx overlaps itself: strides [0,3,1]", [](ConvCall &c) { c.grads.dx.strides[0] = 0; });
-  refused("short_conv: output dx shares memory with x, allowed: none", [](ConvCall &c) { c.grads.dx.data = c.desc.x.data; });
-  refused("short_conv: output dbias shares memory with dweight, allowed: none", [](ConvCall &c) { c.grads.dbias.data = c.grads.dweight.data; });
+  refused("short_conv: output dx shares memory with x, allowed: none",
+          [](ConvCall &c) { c.grads.dx.data = c.desc.x.data; });
+  refused("short_conv: output dbias shares memory with dweight, allowed: none",
+          [](ConvCall &c) { c.grads.dbias.data = c.grads.dweight.data; });
   refused("short_conv: batch is 2, must be 1 with cu_seqlens", [](ConvCall &c) {
     ConvCall packed({1, 6, 3, 4, {2, 3}}, true, true, true);
     c.cu_seqlens = packed.cu_seqlens;
     c.refresh();
   });
-  refused("short_conv: cu_seqlens[0] is 1, must be 0", [](ConvCall &c) { c.cu_seqlens.set(0, 1); }, true);
-  refused("short_conv: cu_seqlens[2] is 1, below the entry before it, 2", [](ConvCall &c) { c.cu_seqlens.set(2, 1); }, true);
-  refused("short_conv: cu_seqlens[2] is 7, allowed at most T = 6", [](ConvCall &c) { c.cu_seqlens.set(2, 7); }, true);
-  refused("short_conv: cu_seqlens has dtype fp32, allowed int32, int64", [](ConvCall &c) { c.desc.cu_seqlens.dtype = FW_F32; }, true);
+  refused(
+      "short_conv: cu_seqlens[0] is 1, must be 0", [](ConvCall &c) { c.cu_seqlens.set(0, 1); }, true);
+  refused(
+      "short_conv: cu_seqlens[2] is 1, below the entry before it, 2", [](ConvCall &c) { c.cu_seqlens.set(2, 1); },
+      true);
+  refused(
+      "short_conv: cu_seqlens[2] is 7, allowed at most T = 6", [](ConvCall &c) { c.cu_seqlens.set(2, 7); }, true);
+  refused(
+      "short_conv: cu_seqlens has dtype fp32, allowed int32, int64",
+      [](ConvCall &c) { c.desc.cu_seqlens.dtype = FW_F32; }, true);
 }
 
 // check looks at values on request only, size queries never
@@ -296,7 +326,8 @@ TEST(ShortConvCheck, ValuesOnRequest) {
   EXPECT_EQ(fw_short_conv_workspace_size(context, &c.desc, FW_FORWARD, &bytes), FW_OK);
   c.desc.y = fw_tensor{};
   EXPECT_EQ(fw_short_conv_workspace_size(context, &c.desc, FW_FORWARD, &bytes), FW_OK);
-  EXPECT_REFUSED(fw_short_conv_check(context, &c.desc, nullptr, FW_FORWARD), FW_INVALID_ARGUMENT, "short_conv: y is missing");
+  EXPECT_REFUSED(fw_short_conv_check(context, &c.desc, nullptr, FW_FORWARD), FW_INVALID_ARGUMENT,
+                 "short_conv: y is missing");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fw_short_conv_step: the state in place, pools, negative indices, against short_conv_call.hpp and against the forward.
+// fw_short_conv_step: the state in place, pools, negative indices, against short_conv_call.hpp and against the
+// forward.
 #include "neighbours/alloc_count.hpp"
 #include "neighbours/short_conv_call.hpp"
 
@@ -131,13 +132,20 @@ TEST(ShortConvStepRefusals, EverySentence) {
     c.desc.state_indices.dtype = FW_NONE;
   });
   refused("short_conv: state_indices[0] is 4, allowed below 4", [](ConvCall &c) { c.state_indices.set(0, 4); });
-  refused("short_conv: state_indices[2] is 2, a slot that an earlier sequence has", [](ConvCall &c) { c.state_indices.set(2, 2); });
-  refused("short_conv: state_indices has dtype int64, allowed int32", [](ConvCall &c) { c.desc.state_indices.dtype = FW_I64; });
-  refused("short_conv: state_indices has shape [2], expected [3]", [](ConvCall &c) { c.desc.state_indices.shape[0] = 2; });
-  refused("short_conv: initial_state is given, but a step reads state", [](ConvCall &c) { c.desc.initial_state = c.desc.state; });
-  refused("short_conv: final_state is given, but a step writes state", [](ConvCall &c) { c.desc.final_state = c.desc.state; });
-  refused("short_conv: output state overlaps itself: strides [0,3,1]", [](ConvCall &c) { c.desc.state.strides[0] = 0; });
-  refused("short_conv: output state shares memory with x, allowed: none", [](ConvCall &c) { c.desc.state.data = c.desc.x.data; });
+  refused("short_conv: state_indices[2] is 2, a slot that an earlier sequence has",
+          [](ConvCall &c) { c.state_indices.set(2, 2); });
+  refused("short_conv: state_indices has dtype int64, allowed int32",
+          [](ConvCall &c) { c.desc.state_indices.dtype = FW_I64; });
+  refused("short_conv: state_indices has shape [2], expected [3]",
+          [](ConvCall &c) { c.desc.state_indices.shape[0] = 2; });
+  refused("short_conv: initial_state is given, but a step reads state",
+          [](ConvCall &c) { c.desc.initial_state = c.desc.state; });
+  refused("short_conv: final_state is given, but a step writes state",
+          [](ConvCall &c) { c.desc.final_state = c.desc.state; });
+  refused("short_conv: output state overlaps itself: strides [0,3,1]",
+          [](ConvCall &c) { c.desc.state.strides[0] = 0; });
+  refused("short_conv: output state shares memory with x, allowed: none",
+          [](ConvCall &c) { c.desc.state.data = c.desc.x.data; });
   refused("short_conv: y is missing", [](ConvCall &c) { c.desc.y.dtype = FW_NONE; });
 }
 

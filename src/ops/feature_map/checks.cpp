@@ -5,7 +5,8 @@
 
 namespace fw::feature_map {
 
-fw_status FeatureMap::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *p) {
+fw_status FeatureMap::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                   Problem *p) {
   FW_TRY(check_device(kName, desc.device));
   FW_TRY(check_reserved(kName, "reserved", desc.reserved));
   if (desc.kind < FW_FEATURE_IDENTITY || desc.kind > FW_FEATURE_RELU) {

@@ -26,7 +26,8 @@ fw_status check_settings(const fw_short_conv &desc, Problem *p) {
 
 fw_status check_weights(Problem *p, bool with_data) {
   if (!given(p->weight)) return fail(FW_INVALID_ARGUMENT, "%s: weight is missing", kOp);
-  if (p->weight.ndim != 2) return fail(FW_INVALID_ARGUMENT, "%s: weight has %d dimensions, expected 2", kOp, p->weight.ndim);
+  if (p->weight.ndim != 2)
+    return fail(FW_INVALID_ARGUMENT, "%s: weight has %d dimensions, expected 2", kOp, p->weight.ndim);
   p->W = p->weight.shape[1];
   if (p->W < 1 || p->W > kMaxWidth) {
     return fail(FW_INVALID_ARGUMENT, "%s: weight has W = %lld, allowed 1 to %lld", kOp, static_cast<long long>(p->W),
@@ -38,14 +39,16 @@ fw_status check_weights(Problem *p, bool with_data) {
 }
 
 // [N,D,W-1]
-fw_status check_state(const Problem &p, const char *name, const fw_tensor &t, bool with_data, fw_dtype dtype = FW_NONE) {
+fw_status check_state(const Problem &p, const char *name, const fw_tensor &t, bool with_data,
+                      fw_dtype dtype = FW_NONE) {
   const int64_t shape[] = {p.N, p.D, p.W - 1};
   return given(t) ? check_float(kOp, name, t, shape, 3, p.is_f64, with_data, dtype) : FW_OK;
 }
 
 fw_status check_pool(const Problem &p, bool with_data) {
   if (!given(p.state)) return fail(FW_INVALID_ARGUMENT, "%s: state is missing", kOp);
-  if (p.state.ndim != 3) return fail(FW_INVALID_ARGUMENT, "%s: state has %d dimensions, expected 3", kOp, p.state.ndim);
+  if (p.state.ndim != 3)
+    return fail(FW_INVALID_ARGUMENT, "%s: state has %d dimensions, expected 3", kOp, p.state.ndim);
   const int64_t shape[] = {p.state.shape[0], p.D, p.W - 1};
   FW_TRY(check_float(kOp, "state", p.state, shape, 3, p.is_f64, with_data));
   return check_state_indices(kOp, p.state_indices, p.N, p.state.shape[0], with_data);
@@ -69,18 +72,27 @@ fw_status check_gradients(const fw_short_conv_grads &grads, bool with_data, Prob
     FW_TRY(check_float(kOp, "dweight", p->dweight, p->weight.shape, 2, p->is_f64, with_data, p->weight.dtype));
   }
   if (!given(p->bias)) FW_TRY(check_absent(kOp, "dbias", p->dbias, "bias is not"));
-  if (given(p->dbias)) FW_TRY(check_float(kOp, "dbias", p->dbias, p->bias.shape, 1, p->is_f64, with_data, p->bias.dtype));
-  if (!given(p->initial_state)) FW_TRY(check_absent(kOp, "d_initial_state", p->d_initial_state, "initial_state is not"));
+  if (given(p->dbias))
+    FW_TRY(check_float(kOp, "dbias", p->dbias, p->bias.shape, 1, p->is_f64, with_data, p->bias.dtype));
+  if (!given(p->initial_state))
+    FW_TRY(check_absent(kOp, "d_initial_state", p->d_initial_state, "initial_state is not"));
   FW_TRY(check_state(*p, "d_initial_state", p->d_initial_state, with_data, p->initial_state.dtype));
-  const Operand inputs[] = {{"x", &p->x}, {"weight", &p->weight}, {"bias", &p->bias}, {"initial_state", &p->initial_state},
-                            {"cu_seqlens", &p->cu_seqlens}, {"dy", &p->dy}, {"d_final_state", &p->d_final_state}};
-  const Operand outputs[] = {{"dx", &p->dx}, {"dweight", &p->dweight}, {"dbias", &p->dbias}, {"d_initial_state", &p->d_initial_state}};
+  const Operand inputs[] = {{"x", &p->x},
+                            {"weight", &p->weight},
+                            {"bias", &p->bias},
+                            {"initial_state", &p->initial_state},
+                            {"cu_seqlens", &p->cu_seqlens},
+                            {"dy", &p->dy},
+                            {"d_final_state", &p->d_final_state}};
+  const Operand outputs[] = {
+      {"dx", &p->dx}, {"dweight", &p->dweight}, {"dbias", &p->dbias}, {"d_initial_state", &p->d_initial_state}};
   return check_outputs(kOp, outputs, 4, inputs, 7, with_data);
 }
 
 }  // namespace
 
-fw_status ShortConv::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *p) {
+fw_status ShortConv::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                  Problem *p) {
   FW_TRY(check_settings(desc, p));
   p->direction = direction;
   p->x = desc.x;
@@ -96,7 +108,8 @@ fw_status ShortConv::make_problem(const Desc &desc, const Grads *grads, fw_direc
   const bool reads_host = with_data && p->device == FW_DEVICE_CPU;
   if (given(p->cu_seqlens)) FW_TRY(check_cu_seqlens(kOp, p->cu_seqlens, p->B, p->T, reads_host, &p->N));
 
-  const bool is_step = direction == FW_STEP, is_backward = direction == FW_BACKWARD, writes = with_data && !is_backward;
+  const bool is_step = direction == FW_STEP, is_backward = direction == FW_BACKWARD,
+             writes = with_data && !is_backward;
   FW_TRY(check_result(kOp, "y", desc.y, p->x.shape, 3, p->is_f64, with_data, direction));
   if (is_step) {
     FW_TRY(check_absent(kOp, "initial_state", desc.initial_state, "a step reads state"));
@@ -113,8 +126,12 @@ fw_status ShortConv::make_problem(const Desc &desc, const Grads *grads, fw_direc
   if (is_backward) return grads ? check_gradients(*grads, with_data, p) : FW_OK;
   p->y = desc.y;
   p->final_state = desc.final_state;
-  const Operand inputs[] = {{"x", &p->x}, {"weight", &p->weight}, {"bias", &p->bias}, {"initial_state", &p->initial_state},
-                            {"cu_seqlens", &p->cu_seqlens}, {"state_indices", &p->state_indices}};
+  const Operand inputs[] = {{"x", &p->x},
+                            {"weight", &p->weight},
+                            {"bias", &p->bias},
+                            {"initial_state", &p->initial_state},
+                            {"cu_seqlens", &p->cu_seqlens},
+                            {"state_indices", &p->state_indices}};
   const Operand outputs[] = {{"y", &p->y}, {"final_state", &p->final_state}, {"state", &p->state}};
   return check_outputs(kOp, outputs, 3, inputs, 6, with_data);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates of the short convolution, best first, and how its work is cut: blocks of rows of the whole batch (their size
-// follows from B and T) times panels of channels; states sequence by sequence. Workspace: scratch a thread and, backward,
-// the sums of dweight and dbias a block.
+// Candidates of the short convolution, best first, and how its work is cut: blocks of rows of the whole batch (their
+// size follows from B and T) times panels of channels; states sequence by sequence. Workspace: scratch a thread and,
+// backward, the sums of dweight and dbias a block.
 #include <string.h>
 
 #include "core/ledger.hpp"
@@ -13,9 +13,9 @@ namespace fw::short_conv {
 namespace {
 
 struct Buffers {
-  Scratch *slots;      // [threads]
-  float *sums;         // [blocks, W + 1, pitch]
-  int64_t pitch;       // channels, in whole panels
+  Scratch *slots;  // [threads]
+  float *sums;     // [blocks, W + 1, pitch]
+  int64_t pitch;   // channels, in whole panels
 };
 
 int64_t n_panels(const Problem &p) { return ceil_div(p.D, kPanel); }
@@ -51,8 +51,8 @@ Buffers lay_out(Ledger &ledger, const fw_context &context, const Problem &p) {
   return b;
 }
 
-// f(sequence, from, to) for the pieces of sequences in rows [begin, end) of the whole batch; zero(batch, from, to) for rows
-// of no sequence, counted inside the batch entry.
+// f(sequence, from, to) for the pieces of sequences in rows [begin, end) of the whole batch; zero(batch, from, to)
+// for rows of no sequence, counted inside the batch entry.
 template <class F, class Zero>
 void for_each_piece(const Problem &p, int64_t begin, int64_t end, F f, Zero zero) {
   while (begin < end) {
@@ -93,7 +93,8 @@ void run_forward(fw_context &context, const Problem &p, const Buffers &buffers, 
   });
   if (!given(p.final_state)) return;
   parallel_items(context, p.N * panels, [&](int64_t slot, int64_t item) {
-    kernels.write_state(p, sequence(p, item / panels), panel_of(p, item % panels), p.final_state, item / panels, buffers.slots[slot]);
+    kernels.write_state(p, sequence(p, item / panels), panel_of(p, item % panels), p.final_state, item / panels,
+                        buffers.slots[slot]);
   });
 }
 
@@ -139,8 +140,8 @@ void run_backward(fw_context &context, const Problem &p, const Buffers &buffers,
       const fw_tensor &t = tap == p.W ? p.dbias : p.dweight;
       if (!given(t)) return;
       const int64_t offset = panel.begin * t.strides[0] + (tap == p.W ? 0 : tap * t.strides[1]);
-      kernels.sum_blocks(buffers.sums + tap * buffers.pitch + panel.begin, block_pitch, n_blocks, t, offset, t.strides[0], panel.n,
-                         buffers.slots[slot].z);
+      kernels.sum_blocks(buffers.sums + tap * buffers.pitch + panel.begin, block_pitch, n_blocks, t, offset,
+                         t.strides[0], panel.n, buffers.slots[slot].z);
     });
   }
   if (!given(p.d_initial_state) || p.W == 1) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checked call of fw_short_conv. Inside a sequence, positions count from its first row; the W-1 positions before it are
-// the rows of the incoming state (initial_state, or in a step the sequence's slot of `state`).
+// A checked call of fw_short_conv. Inside a sequence, positions count from its first row; the W-1 positions before it
+// are the rows of the incoming state (initial_state, or in a step the sequence's slot of `state`).
 #pragma once
 #include "core/impl_list.hpp"
 #include "core/row_plan.hpp"
@@ -29,7 +29,9 @@ Sequence sequence(const Problem &p, int64_t n);
 int64_t sequence_of_row(const Problem &p, int64_t batch, int64_t row);
 
 // The tensor that the positions before the first row are read from; may be absent (zeros).
-inline const fw_tensor &incoming_state(const Problem &p) { return p.direction == FW_STEP ? p.state : p.initial_state; }
+inline const fw_tensor &incoming_state(const Problem &p) {
+  return p.direction == FW_STEP ? p.state : p.initial_state;
+}
 
 // Writes 0 in rows [begin, end) of a [B,T,D] output, channels [d, d + n).
 void zero_rows(const fw_tensor &t, int64_t batch, int64_t begin, int64_t end, int64_t d, int64_t n);
@@ -40,7 +42,8 @@ struct ShortConv {
   using Problem = short_conv::Problem;
   static constexpr const char *kName = "short_conv";
   static constexpr bool kHasStep = true;
-  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *p);
+  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                Problem *p);
   static fw_status check_more(const Problem &p);
   static const Impl<Problem> *impls(int32_t *n);
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short convolution in fp64, channel by channel, on one thread. Workspace: one sequence's gradient before the activation (T
-// doubles), the incoming state (W) and the sums of dweight and dbias (W + 1) of one channel.
+// Short convolution in fp64, channel by channel, on one thread. Workspace: one sequence's gradient before the
+// activation (T doubles), the incoming state (W) and the sums of dweight and dbias (W + 1) of one channel.
 #include "core/activation_f64.hpp"
 #include "core/ledger.hpp"
 #include "ops/short_conv/problem.hpp"

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Causal depthwise convolution. Plan: channels are the lanes. A tile of rows of one panel of channels, with the W-1 rows
-// before it, is brought to fp32 scratch [rows, kPanel]; taps go oldest first, bias before them, four rows at a time so that
-// a tap is loaded once for four. Every output's sum has that one order, wherever a block, sequence or call begins.
-// Backward takes z again, dz = dy act'(z), dx = the same convolution of dz with reversed taps, dweight and dbias 64 rows at
-// a time (tile_rows when W > 65) into the caller's sums. Scratch: kernels.hpp, (3 tile_rows + 9 W) * 256 bytes at most.
+// Causal depthwise convolution. Plan: channels are the lanes. A tile of rows of one panel of channels, with the W-1
+// rows before it, is brought to fp32 scratch [rows, kPanel]; taps go oldest first, bias before them, four rows at a
+// time so that a tap is loaded once for four. Every output's sum has that one order, wherever a block, sequence or
+// call begins. Backward takes z again, dz = dy act'(z), dx = the same convolution of dz with reversed taps, dweight
+// and dbias 64 rows at a time (tile_rows when W > 65) into the caller's sums. Scratch: kernels.hpp, (3 tile_rows + 9
+// W) * 256 bytes at most.
 #include "cpu/activation.hpp"
 #include "cpu/rows.hpp"
 #include "ops/short_conv/kernels.hpp"
@@ -19,9 +20,11 @@ using short_conv::Sequence;
 
 int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
 
-// rows [row, row + n) of one batch entry of a [B,T,D] tensor; along the rows when those are closer together than channels
+// rows [row, row + n) of one batch entry of a [B,T,D] tensor; along the rows when those are closer together than
+// channels
 void load_tile(const fw_tensor &t, int64_t batch, int64_t row, int64_t n, Panel panel, float *line, float *to) {
-  const int64_t at = batch * t.strides[0] + row * t.strides[1] + panel.begin * t.strides[2], padded = pad_lanes(panel.n);
+  const int64_t at = batch * t.strides[0] + row * t.strides[1] + panel.begin * t.strides[2],
+                padded = pad_lanes(panel.n);
   if (panel.n > 1 && n > 1 && magnitude(t.strides[1]) < magnitude(t.strides[2])) {
     for (int64_t d = 0; d < panel.n; ++d) {
       load_row(t.data, t.dtype, at + d * t.strides[2], t.strides[1], n, n, line);
@@ -37,7 +40,8 @@ void load_tile(const fw_tensor &t, int64_t batch, int64_t row, int64_t n, Panel 
   }
 }
 
-void store_tile(const fw_tensor &t, int64_t batch, int64_t row, int64_t n, Panel panel, float *line, const float *from) {
+void store_tile(const fw_tensor &t, int64_t batch, int64_t row, int64_t n, Panel panel, float *line,
+                const float *from) {
   const int64_t at = batch * t.strides[0] + row * t.strides[1] + panel.begin * t.strides[2];
   if (panel.n > 1 && n > 1 && magnitude(t.strides[1]) < magnitude(t.strides[2])) {
     for (int64_t d = 0; d < panel.n; ++d) {
@@ -54,7 +58,8 @@ void store_tile(const fw_tensor &t, int64_t batch, int64_t row, int64_t n, Panel
 void zero_panel_rows(float *to, int64_t n) { memset(to, 0, static_cast<size_t>(n) * kPanel * 4); }
 
 // Inputs at positions [from, to), from >= -(W-1).
-void load_window(const Problem &p, const Sequence &s, Panel panel, int64_t from, int64_t to, float *line, float *rows) {
+void load_window(const Problem &p, const Sequence &s, Panel panel, int64_t from, int64_t to, float *line,
+                 float *rows) {
   const fw_tensor &state = p.direction == FW_STEP ? p.state : p.initial_state;
   int64_t position = from;
   for (; position < to && position < 0; ++position, rows += kPanel) {
@@ -62,7 +67,8 @@ void load_window(const Problem &p, const Sequence &s, Panel panel, int64_t from,
       zero_panel_rows(rows, 1);
       continue;
     }
-    const int64_t at = s.slot * state.strides[0] + panel.begin * state.strides[1] + (p.W - 1 + position) * state.strides[2];
+    const int64_t at =
+        s.slot * state.strides[0] + panel.begin * state.strides[1] + (p.W - 1 + position) * state.strides[2];
     load_row(state.data, state.dtype, at, state.strides[1], panel.n, pad_lanes(panel.n), rows);
   }
   if (position < to) load_tile(p.x, s.batch, s.begin + position, to - position, panel, line, rows);
@@ -82,7 +88,8 @@ void convolve(const float *in, const float *weight, const float *bias, int64_t t
   }
 }
 // The same for 1 to 4 rows.
-void convolve_some(int64_t n, const float *in, const float *weight, const float *bias, int64_t taps, int64_t padded, float *out) {
+void convolve_some(int64_t n, const float *in, const float *weight, const float *bias, int64_t taps, int64_t padded,
+                   float *out) {
   if (n >= 4) return convolve<4>(in, weight, bias, taps, padded, out);
   for (int64_t r = 0; r < n; ++r) convolve<1>(in + r * kPanel, weight, bias, taps, padded, out + r * kPanel);
 }
@@ -91,15 +98,18 @@ void load_weights(const Problem &p, Panel panel, const Scratch &scratch) {
   const fw_tensor &w = p.weight;
   const int64_t padded = pad_lanes(panel.n);
   for (int64_t tap = 0; tap < p.W; ++tap) {
-    load_row(w.data, w.dtype, panel.begin * w.strides[0] + tap * w.strides[1], w.strides[0], panel.n, padded, scratch.weight + tap * kPanel);
+    load_row(w.data, w.dtype, panel.begin * w.strides[0] + tap * w.strides[1], w.strides[0], panel.n, padded,
+             scratch.weight + tap * kPanel);
     if (scratch.reversed) {
-      memcpy(scratch.reversed + (p.W - 1 - tap) * kPanel, scratch.weight + tap * kPanel, static_cast<size_t>(padded) * 4);
+      memcpy(scratch.reversed + (p.W - 1 - tap) * kPanel, scratch.weight + tap * kPanel,
+             static_cast<size_t>(padded) * 4);
     }
   }
   if (p.bias.dtype == FW_NONE) {
     zero_panel_rows(scratch.bias, 1);
   } else {
-    load_row(p.bias.data, p.bias.dtype, panel.begin * p.bias.strides[0], p.bias.strides[0], panel.n, padded, scratch.bias);
+    load_row(p.bias.data, p.bias.dtype, panel.begin * p.bias.strides[0], p.bias.strides[0], panel.n, padded,
+             scratch.bias);
   }
 }
 
@@ -120,7 +130,8 @@ void forward(const Problem &p, const Sequence &s, Panel panel, int64_t from, int
   }
 }
 
-void write_state(const Problem &p, const Sequence &s, Panel panel, const fw_tensor &state, int64_t slot, const Scratch &scratch) {
+void write_state(const Problem &p, const Sequence &s, Panel panel, const fw_tensor &state, int64_t slot,
+                 const Scratch &scratch) {
   const int64_t past = p.W - 1, length = s.end - s.begin;
   load_window(p, s, panel, length - past, length, scratch.line, scratch.x);
   for (int64_t i = 0; i < past; ++i) {
@@ -136,7 +147,8 @@ void activation_gradient(const Problem &p, int64_t n, int64_t padded, const Scra
     convolve_some(some, scratch.x + r * kPanel, scratch.weight, scratch.bias, p.W, padded, scratch.z);
     for (int64_t i = 0; i < some; ++i) {
       float *row = dz + (r + i) * kPanel;
-      for (int64_t d = 0; d < padded; d += kLanes) store(row + d, load(row + d) * silu_slope(load(scratch.z + i * kPanel + d)));
+      for (int64_t d = 0; d < padded; d += kLanes)
+        store(row + d, load(row + d) * silu_slope(load(scratch.z + i * kPanel + d)));
     }
   }
 }
@@ -165,7 +177,8 @@ void add_sums(int64_t taps, int64_t n, int64_t padded, const float *x, const flo
 }
 
 // rows[i] += d_final_state at position from + i, where the state holds that position
-void add_d_final_state(const Problem &p, const Sequence &s, Panel panel, int64_t from, int64_t to, float *rows, float *line) {
+void add_d_final_state(const Problem &p, const Sequence &s, Panel panel, int64_t from, int64_t to, float *rows,
+                       float *line) {
   const fw_tensor &t = p.d_final_state;
   const int64_t first = s.end - s.begin - (p.W - 1), padded = pad_lanes(panel.n);
   for (int64_t position = from > first ? from : first; position < to; ++position) {
@@ -176,11 +189,12 @@ void add_d_final_state(const Problem &p, const Sequence &s, Panel panel, int64_t
   }
 }
 
-void backward_tile(const Problem &p, const Sequence &s, Panel panel, int64_t from, int64_t to, float *sums, int64_t pitch,
-                   const Scratch &scratch) {
+void backward_tile(const Problem &p, const Sequence &s, Panel panel, int64_t from, int64_t to, float *sums,
+                   int64_t pitch, const Scratch &scratch) {
   const int64_t past = p.W - 1, length = s.end - s.begin, padded = pad_lanes(panel.n);
   // dz row i is position from + i; those outside the sequence are 0
-  const int64_t dz_from = from > 0 ? from : 0, dz_to = to + past < length ? to + past : length, rows = to - from + past;
+  const int64_t dz_from = from > 0 ? from : 0, dz_to = to + past < length ? to + past : length,
+                rows = to - from + past;
   zero_panel_rows(scratch.dz, rows);
   if (p.dy.dtype != FW_NONE && dz_from < dz_to) {
     float *dz = scratch.dz + (dz_from - from) * kPanel;
@@ -213,8 +227,8 @@ void backward(const Problem &p, const Sequence &s, Panel panel, int64_t from, in
   }
 }
 
-void sum_blocks(const float *partials, int64_t block_pitch, int64_t n_blocks, const fw_tensor &t, int64_t offset, int64_t stride,
-                int64_t n, float *scratch) {
+void sum_blocks(const float *partials, int64_t block_pitch, int64_t n_blocks, const fw_tensor &t, int64_t offset,
+                int64_t stride, int64_t n, float *scratch) {
   for (int64_t i = 0; i < n; ++i) scratch[i] = 0.0f;
   for (int64_t block = 0; block < n_blocks; ++block) {
     for (int64_t i = 0; i < n; ++i) scratch[i] += partials[block * block_pitch + i];
