@@ -30,7 +30,8 @@ inline double activation_slope_f64(fw_activation kind, double x) {
 }
 
 // The formulas of fw_gate_kind; a_log and dt_bias 0 where absent.
-inline double gate_f64(fw_gate_kind kind, double x, double a_log, double dt_bias, double normalizer, double lower_bound) {
+inline double gate_f64(fw_gate_kind kind, double x, double a_log, double dt_bias, double normalizer,
+                       double lower_bound) {
   switch (kind) {
     case FW_GATE_KIND_SOFTPLUS: return -::exp(a_log) * softplus_f64(x + dt_bias);
     case FW_GATE_KIND_LOG_SIGMOID: return -softplus_f64(-x) / normalizer;
@@ -42,8 +43,8 @@ inline double gate_f64(fw_gate_kind kind, double x, double a_log, double dt_bias
 }
 
 // Gradients of gate_f64 for the incoming dy; the gradient of dt_bias is *dx. dy = 0 gives 0 where g is -inf.
-inline void gate_grad_f64(fw_gate_kind kind, double x, double a_log, double dt_bias, double normalizer, double lower_bound,
-                          double dy, double *dx, double *da_log) {
+inline void gate_grad_f64(fw_gate_kind kind, double x, double a_log, double dt_bias, double normalizer,
+                          double lower_bound, double dy, double *dx, double *da_log) {
   *da_log = 0;
   if (kind == FW_GATE_KIND_SOFTPLUS) {
     const double rate = -::exp(a_log), u = x + dt_bias, g = rate * softplus_f64(u);
@@ -52,7 +53,8 @@ inline void gate_grad_f64(fw_gate_kind kind, double x, double a_log, double dt_b
   } else if (kind == FW_GATE_KIND_LOG_SIGMOID) {
     *dx = sigmoid_f64(-x) / normalizer * dy;
   } else if (kind == FW_GATE_KIND_BOUNDED) {
-    const double rate = ::exp(a_log), u = rate * (x + dt_bias), slope = lower_bound * sigmoid_f64(u) * sigmoid_f64(-u) * dy;
+    const double rate = ::exp(a_log), u = rate * (x + dt_bias),
+                 slope = lower_bound * sigmoid_f64(u) * sigmoid_f64(-u) * dy;
     *dx = slope * rate;
     *da_log = slope * (::isinf(u) ? 0.0 : u);
   } else {

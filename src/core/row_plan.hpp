@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How row-wise operations walk tensors of one shape and any strides: outer dimensions merged where every tensor allows it,
-// one inner dimension; rows cut into blocks whose size follows from the shape alone, for sums over rows in a fixed order.
+// How row-wise operations walk tensors of one shape and any strides: outer dimensions merged where every tensor
+// allows it, one inner dimension; rows cut into blocks whose size follows from the shape alone, for sums over rows in
+// a fixed order.
 #pragma once
 #include <stdint.h>
 

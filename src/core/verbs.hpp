@@ -5,10 +5,14 @@
 //     using Desc = fw_x; using Grads = fw_x_grads; using Problem = ...;
 //     static constexpr const char *kName = "x";
 //     static constexpr bool kHasStep = false;
-//     // desc is the checked copy of the caller's; grads nullptr where the verb brings none. With with_data the data
-//     // pointers and cu_seqlens are checked too. The workspace must not depend on which gradients are wanted.
-//     static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *);
-//     static const Impl<Problem> *impls(int32_t *n);
+//     // desc is the copy of the caller's; grads nullptr where the verb brings none. With with_data the data pointers
+//     and
+//     // cu_seqlens are checked too; without, an output may be absent. The workspace must not depend on which
+//     gradients
+//     // are wanted.
+//     static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+//     Problem *); static const Impl<Problem> *impls(int32_t *n); static fw_status check_more(const Problem &);  //
+//     what only the verb check looks at: absent outputs, values on request
 //   };
 #pragma once
 #include "core/descriptor.hpp"
@@ -46,6 +50,7 @@ fw_status verb_check(const fw_context *context, const typename Op::Desc *desc, c
                      fw_direction direction) {
   typename Op::Problem problem = {};
   FW_TRY(read_problem<Op>(context, desc, grads, direction, false, false, &problem));
+  if constexpr (requires { Op::check_more(problem); }) FW_TRY(Op::check_more(problem));
   int32_t n;
   const Impl<typename Op::Problem> *impls = Op::impls(&n), *chosen;
   return choose(Op::kName, *context, problem, impls, n, &chosen);
@@ -62,7 +67,8 @@ fw_status verb_workspace_size(const fw_context *context, const typename Op::Desc
   FW_TRY(choose(Op::kName, *context, problem, impls, n, &chosen));
   const uint64_t needed = chosen->workspace(*context, problem);
   if (needed == UINT64_MAX) {
-    return fail(FW_INVALID_ARGUMENT, "%s: the workspace of this call has more than 2^64 bytes (%s)", Op::kName, chosen->name);
+    return fail(FW_INVALID_ARGUMENT, "%s: the workspace of this call has more than 2^64 bytes (%s)", Op::kName,
+                chosen->name);
   }
   *bytes = needed;
   return FW_OK;
@@ -70,8 +76,8 @@ fw_status verb_workspace_size(const fw_context *context, const typename Op::Desc
 
 // forward, backward and step
 template <class Op>
-fw_status verb_run(fw_context *context, const typename Op::Desc *desc, const typename Op::Grads *grads, fw_direction direction,
-                   void *workspace, uint64_t workspace_size) {
+fw_status verb_run(fw_context *context, const typename Op::Desc *desc, const typename Op::Grads *grads,
+                   fw_direction direction, void *workspace, uint64_t workspace_size) {
   typename Op::Problem problem = {};
   FW_TRY(read_problem<Op>(context, desc, grads, direction, false, true, &problem));
   int32_t n;
@@ -90,29 +96,29 @@ fw_status verb_explain(const fw_context *context, const typename Op::Desc *desc,
 }
 
 // The C functions of fw_<op>; used once in src/api/<op>.cpp inside extern "C".
-#define FW_DEFINE_VERBS(op, Op)                                                                                          \
-  fw_status fw_##op##_check(const fw_context *context, const fw_##op *desc, const fw_##op##_grads *grads,                \
-                            fw_direction direction) {                                                                    \
-    return fw::verb_check<Op>(context, desc, grads, direction);                                                          \
-  }                                                                                                                      \
-  fw_status fw_##op##_workspace_size(const fw_context *context, const fw_##op *desc, fw_direction direction,             \
-                                     uint64_t *bytes) {                                                                  \
-    return fw::verb_workspace_size<Op>(context, desc, direction, bytes);                                                 \
-  }                                                                                                                      \
-  fw_status fw_##op##_forward(fw_context *context, const fw_##op *desc, void *workspace, uint64_t workspace_size) {      \
-    return fw::verb_run<Op>(context, desc, nullptr, FW_FORWARD, workspace, workspace_size);                              \
-  }                                                                                                                      \
-  fw_status fw_##op##_backward(fw_context *context, const fw_##op *desc, const fw_##op##_grads *grads, void *workspace,  \
-                               uint64_t workspace_size) {                                                                \
-    return fw::verb_run<Op>(context, desc, grads, FW_BACKWARD, workspace, workspace_size);                               \
-  }                                                                                                                      \
-  fw_status fw_##op##_explain(const fw_context *context, const fw_##op *desc, fw_direction direction, char *text,        \
-                              uint64_t capacity, uint64_t *needed) {                                                     \
-    return fw::verb_explain<Op>(context, desc, direction, text, capacity, needed);                                       \
+#define FW_DEFINE_VERBS(op, Op)                                                                                     \
+  fw_status fw_##op##_check(const fw_context *context, const fw_##op *desc, const fw_##op##_grads *grads,           \
+                            fw_direction direction) {                                                               \
+    return fw::verb_check<Op>(context, desc, grads, direction);                                                     \
+  }                                                                                                                 \
+  fw_status fw_##op##_workspace_size(const fw_context *context, const fw_##op *desc, fw_direction direction,        \
+                                     uint64_t *bytes) {                                                             \
+    return fw::verb_workspace_size<Op>(context, desc, direction, bytes);                                            \
+  }                                                                                                                 \
+  fw_status fw_##op##_forward(fw_context *context, const fw_##op *desc, void *workspace, uint64_t workspace_size) { \
+    return fw::verb_run<Op>(context, desc, nullptr, FW_FORWARD, workspace, workspace_size);                         \
+  }                                                                                                                 \
+  fw_status fw_##op##_backward(fw_context *context, const fw_##op *desc, const fw_##op##_grads *grads,              \
+                               void *workspace, uint64_t workspace_size) {                                          \
+    return fw::verb_run<Op>(context, desc, grads, FW_BACKWARD, workspace, workspace_size);                          \
+  }                                                                                                                 \
+  fw_status fw_##op##_explain(const fw_context *context, const fw_##op *desc, fw_direction direction, char *text,   \
+                              uint64_t capacity, uint64_t *needed) {                                                \
+    return fw::verb_explain<Op>(context, desc, direction, text, capacity, needed);                                  \
   }
-#define FW_DEFINE_STEP(op, Op)                                                                                           \
-  fw_status fw_##op##_step(fw_context *context, const fw_##op *desc, void *workspace, uint64_t workspace_size) {         \
-    return fw::verb_run<Op>(context, desc, nullptr, FW_STEP, workspace, workspace_size);                                 \
+#define FW_DEFINE_STEP(op, Op)                                                                                   \
+  fw_status fw_##op##_step(fw_context *context, const fw_##op *desc, void *workspace, uint64_t workspace_size) { \
+    return fw::verb_run<Op>(context, desc, nullptr, FW_STEP, workspace, workspace_size);                         \
   }
 
 }  // namespace fw

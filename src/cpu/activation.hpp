@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vector math above exp: log1p, softplus, SiLU, gate activations and L2/RMS norms on rows of padded fp32 scratch, forward
-// and derivative. Included by *.isa.cpp files only. Every row has room for pad_lanes(n) floats: the lanes past n are read
-// (whatever is there) and written (as 0), so that a caller's own memory is never passed here unless n is a multiple.
+// Vector math above exp: log1p, softplus, SiLU, gate activations and L2/RMS norms on rows of padded fp32 scratch,
+// forward and derivative. Included by *.isa.cpp files only. Every row has room for pad_lanes(n) floats: the lanes
+// past n are read (whatever is there) and written (as 0), so that a caller's own memory is never passed here unless n
+// is a multiple.
 //
-// Far below 0, e^x is subnormal in fp32 and loses bits before a large factor can bring it back. So what decays like e^x is
-// kept as m 2^n ("parts") until the last product.
+// Far below 0, e^x is subnormal in fp32 and loses bits before a large factor can bring it back. So what decays like
+// e^x is kept as m 2^n ("parts") until the last product.
 #pragma once
 #include "cpu/vec.hpp"
 #include "fastweight/neighbours.h"
@@ -140,10 +141,11 @@ inline void activate_gate_row(int32_t kind, const float *x, int64_t n, const flo
   zero_tail(y, n);
 }
 
-// dx = gradient of x for the incoming dy. da_log and ddt_bias (nullptr: not wanted) ACCUMULATE element by element: the
-// caller sums what its a_log shares. A dy of 0 gives 0, also where g is -inf.
-inline void gate_grad_row(int32_t kind, const float *x, const float *dy, int64_t n, const float *a_log, const float *dt_bias,
-                          float normalizer, float lower_bound, float *dx, float *da_log, float *ddt_bias) {
+// dx = gradient of x for the incoming dy. da_log and ddt_bias (nullptr: not wanted) ACCUMULATE element by element:
+// the caller sums what its a_log shares. A dy of 0 gives 0, also where g is -inf.
+inline void gate_grad_row(int32_t kind, const float *x, const float *dy, int64_t n, const float *a_log,
+                          const float *dt_bias, float normalizer, float lower_bound, float *dx, float *da_log,
+                          float *ddt_bias) {
   const Vec infinity = splat(__builtin_inff());
   for (int64_t i = 0; i < n; i += kLanes) {
     const Vec logits = load(x + i), incoming = load(dy + i);
@@ -155,12 +157,14 @@ inline void gate_grad_row(int32_t kind, const float *x, const float *dy, int64_t
       if (dt_bias) two_sum(logits, load(dt_bias + i), &u, &low);
       if (a_log) exp_parts(load(a_log + i), &rate, &rate_exponent);
       sigmoid_parts(u, decay_of(u), &m, &e);
-      m = fma(m, (Vec)((IntVec)low & (u < splat(0.0f))), m);  // e^low where sigmoid is e^u; elsewhere below a round-off
+      m = fma(m, (Vec)((IntVec)low & (u < splat(0.0f))),
+              m);  // e^low where sigmoid is e^u; elsewhere below a round-off
       out = scale_by(m * rate * -incoming, e + rate_exponent);
       if (da_log) {
         softplus_parts(u, low, &m, &e);
         const Vec g = scale_by(-m * rate, e + rate_exponent);
-        for_a = select((incoming == splat(0.0f)) & (g == -infinity), Vec{}, scale_by(-m * rate * incoming, e + rate_exponent));
+        for_a = select((incoming == splat(0.0f)) & (g == -infinity), Vec{},
+                       scale_by(-m * rate * incoming, e + rate_exponent));
       }
     } else if (kind == FW_GATE_KIND_LOG_SIGMOID) {
       sigmoid_parts(-logits, decay_of(logits), &m, &e);
@@ -175,8 +179,9 @@ inline void gate_grad_row(int32_t kind, const float *x, const float *dy, int64_t
       for_a = scale_by(m * select(abs(u) == infinity, Vec{}, u), d.n);
     } else {
       const Decay d = decay_of(logits);
-      m = sigmoid_slope_part(d) *
-          splat(kind == FW_GATE_KIND_RWKV7 ? -0.606530659713f : kind == FW_GATE_KIND_BETA ? 1.0f : 2.0f);
+      m = sigmoid_slope_part(d) * splat(kind == FW_GATE_KIND_RWKV7  ? -0.606530659713f
+                                        : kind == FW_GATE_KIND_BETA ? 1.0f
+                                                                    : 2.0f);
       out = scale_by(m * incoming, d.n);
     }
     store(dx + i, out);
@@ -199,8 +204,8 @@ inline float dot_row(const float *a, const float *b, int64_t padded) {
   return sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-// y = x rstd with rstd = 1 / sqrt(sum x^2 / count + eps), returned; count 1 for the L2 norm, the row's length for RMS.
-// A sum that leaves fp32 is taken again of x 2^-80. y may be x.
+// y = x rstd with rstd = 1 / sqrt(sum x^2 / count + eps), returned; count 1 for the L2 norm, the row's length for
+// RMS. A sum that leaves fp32 is taken again of x 2^-80. y may be x.
 inline float norm_row(const float *x, int64_t padded, float count, float eps, float *y) {
   float sum = dot_row(x, x, padded);
   float scale = 1.0f;
@@ -225,7 +230,9 @@ inline void norm_grad_row(const float *y, float rstd, const float *dy, int64_t p
   for (int64_t i = 0; i < padded; i += kLanes) store(dx + i, inverse * fma(-along, load(y + i), load(dy + i)));
 }
 
-inline float l2norm_row(const float *x, int64_t padded, float eps, float *y) { return norm_row(x, padded, 1.0f, eps, y); }
+inline float l2norm_row(const float *x, int64_t padded, float eps, float *y) {
+  return norm_row(x, padded, 1.0f, eps, y);
+}
 inline void l2norm_grad_row(const float *y, float rstd, const float *dy, int64_t padded, float *dx) {
   norm_grad_row(y, rstd, dy, padded, 1.0f, dx);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts calls of the allocator while a CountAllocations lives. Include in one file of a program. Where the allocator is a
-// sanitizer's or another libc's, is_counting() is false and a test says "not run".
+// Counts calls of the allocator while a CountAllocations lives. Include in one file of a program. Where the allocator
+// is a sanitizer's or another libc's, is_counting() is false and a test says "not run".
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -20,7 +20,8 @@ struct CountAllocations {
 #define FWTEST_FOREIGN_ALLOCATOR
 #endif
 #endif
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(FWTEST_FOREIGN_ALLOCATOR)
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && \
+    !defined(FWTEST_FOREIGN_ALLOCATOR)
 namespace fwtest {
 constexpr bool is_counting() { return true; }
 }  // namespace fwtest

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every test of an operation needs: tensors whose surroundings are poisoned and checked, workspaces of exactly the
-// size asked for at an odd address, contexts by thread count and implementation, and comparison with a bound per element.
+// What every test of an operation needs: tensors whose surroundings are poisoned and checked, workspaces of exactly
+// the size asked for at an odd address, contexts by thread count and implementation, and comparison with a bound per
+// element.
 #pragma once
 #include <gtest/gtest.h>
 #include <math.h>
@@ -29,7 +30,9 @@ class Rng {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
   }
-  double uniform(double low = 0, double high = 1) { return low + (high - low) * static_cast<double>(next() >> 11) * 0x1p-53; }
+  double uniform(double low = 0, double high = 1) {
+    return low + (high - low) * static_cast<double>(next() >> 11) * 0x1p-53;
+  }
   int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
   double normal() { return sqrt(-2 * log(uniform(1e-300, 1))) * cos(6.283185307179586 * uniform()); }
 
@@ -51,7 +54,8 @@ inline const char *layout_name(Layout layout) {
   return names[static_cast<int>(layout)];
 }
 
-// A view inside memory that is 0xff (NaN in every float dtype) wherever the view is not, with 64 elements on both sides.
+// A view inside memory that is 0xff (NaN in every float dtype) wherever the view is not, with 64 elements on both
+// sides.
 class TestTensor {
  public:
   TestTensor() = default;  // absent
@@ -88,8 +92,8 @@ class TestTensor {
     if (t_.dtype == FW_I32 || t_.dtype == FW_I64) {
       const int64_t whole = static_cast<int64_t>(x);
       const int32_t narrow = static_cast<int32_t>(whole);
-      memcpy(bytes_.data() + (first_ + offset(flat)) * element_size(), t_.dtype == FW_I32 ? static_cast<const void *>(&narrow) : &whole,
-             static_cast<size_t>(element_size()));
+      memcpy(bytes_.data() + (first_ + offset(flat)) * element_size(),
+             t_.dtype == FW_I32 ? static_cast<const void *>(&narrow) : &whole, static_cast<size_t>(element_size()));
     } else {
       fw::store_f64(bytes_.data(), t_.dtype, first_ + offset(flat), x);
     }
@@ -136,7 +140,8 @@ class TestTensor {
   }
   const std::vector<uint8_t> &memory() const { return bytes_; }
   bool is_same_memory(const std::vector<uint8_t> &before) const {
-    return bytes_.size() == before.size() && (before.empty() || memcmp(bytes_.data(), before.data(), before.size()) == 0);
+    return bytes_.size() == before.size() &&
+           (before.empty() || memcmp(bytes_.data(), before.data(), before.size()) == 0);
   }
   std::string index_text(int64_t flat) const {
     std::string text = "]";
@@ -190,7 +195,8 @@ class TestWorkspace {
   void *data() { return memory_.data() + 1; }
   uint64_t size() const { return size_; }
   bool guard_intact() const {
-    return memory_[0] == 0xff && std::all_of(memory_.end() - kGuard, memory_.end(), [](uint8_t b) { return b == 0xff; });
+    return memory_[0] == 0xff &&
+           std::all_of(memory_.end() - kGuard, memory_.end(), [](uint8_t b) { return b == 0xff; });
   }
 
  private:
@@ -206,7 +212,8 @@ inline void backwards_for(void *, int64_t n_tasks, fw_task_fn fn, void *task) {
 }
 class TestContext {
  public:
-  explicit TestContext(const char *force_impl = "", int32_t n_threads = 1, fw_parallel_for_fn parallel_for = nullptr) {
+  explicit TestContext(const char *force_impl = "", int32_t n_threads = 1,
+                       fw_parallel_for_fn parallel_for = nullptr) {
     fw_context_options options = {};
     options.struct_size = sizeof options;
     options.n_threads = n_threads;
@@ -243,15 +250,15 @@ inline std::vector<std::string> impls_that_run() {
 
 // calls
 // The verbs of an operation as a type: FWTEST_API(norm) declares norm_api.
-#define FWTEST_API(op)                                                \
-  struct op##_api {                                                   \
-    using Desc = fw_##op;                                             \
-    using Grads = fw_##op##_grads;                                    \
-    static constexpr auto check = fw_##op##_check;                    \
-    static constexpr auto workspace_size = fw_##op##_workspace_size;  \
-    static constexpr auto forward = fw_##op##_forward;                \
-    static constexpr auto backward = fw_##op##_backward;              \
-    static constexpr auto explain = fw_##op##_explain;                \
+#define FWTEST_API(op)                                               \
+  struct op##_api {                                                  \
+    using Desc = fw_##op;                                            \
+    using Grads = fw_##op##_grads;                                   \
+    static constexpr auto check = fw_##op##_check;                   \
+    static constexpr auto workspace_size = fw_##op##_workspace_size; \
+    static constexpr auto forward = fw_##op##_forward;               \
+    static constexpr auto backward = fw_##op##_backward;             \
+    static constexpr auto explain = fw_##op##_explain;               \
   }
 
 template <class Call>
@@ -287,8 +294,8 @@ class ImplTest : public ::testing::TestWithParam<std::string> {
   }
   const char *impl() const { return GetParam().c_str(); }
 };
-#define FWTEST_EVERY_IMPL(Suite)                                                                \
-  INSTANTIATE_TEST_SUITE_P(Impl, Suite, ::testing::ValuesIn(::fwtest::impl_names()),            \
+#define FWTEST_EVERY_IMPL(Suite)                                                     \
+  INSTANTIATE_TEST_SUITE_P(Impl, Suite, ::testing::ValuesIn(::fwtest::impl_names()), \
                            [](const auto &info) { return info.param; })
 
 // call(context) writes the outputs: the same bits on 1, 2 and 3 threads, with slots run backwards, and once more.
@@ -312,10 +319,10 @@ inline void expect_same_bits_on_any_threads(const char *impl, const std::vector<
 }
 
 // The whole sentence, not a part of it.
-#define EXPECT_REFUSED(call, status, sentence)  \
-  do {                                          \
-    EXPECT_EQ((call), (status));                \
-    EXPECT_STREQ(fw_last_error(), (sentence));  \
+#define EXPECT_REFUSED(call, status, sentence) \
+  do {                                         \
+    EXPECT_EQ((call), (status));               \
+    EXPECT_STREQ(fw_last_error(), (sentence)); \
   } while (0)
 
 // Watches tensors over a call: inputs keep every byte, outputs keep what surrounds them.
@@ -327,8 +334,10 @@ class Watch {
     outputs_.push_back({name, &t, {}});
   }
   void expect_intact() const {
-    for (const Item &i : inputs_) EXPECT_TRUE(i.tensor->is_same_memory(i.before)) << "input " << i.name << " was written";
-    for (const Item &o : outputs_) EXPECT_TRUE(o.tensor->surroundings_intact()) << "memory around " << o.name << " was written";
+    for (const Item &i : inputs_)
+      EXPECT_TRUE(i.tensor->is_same_memory(i.before)) << "input " << i.name << " was written";
+    for (const Item &o : outputs_)
+      EXPECT_TRUE(o.tensor->surroundings_intact()) << "memory around " << o.name << " was written";
   }
 
  private:
@@ -349,7 +358,8 @@ inline double tiny_roundoff(fw_dtype dtype) {
   return dtype == FW_BF16 ? 0x1p-134 : dtype == FW_F16 ? 0x1p-25 : dtype == FW_F64 ? 0.0 : 0x1p-150;
 }
 
-// A true value and the sum of the magnitudes of the terms it is made of: what a computation's round-offs are relative to.
+// A true value and the sum of the magnitudes of the terms it is made of: what a computation's round-offs are relative
+// to.
 struct Truth {
   double value = 0, magnitude = 0;
   Truth() = default;
@@ -362,7 +372,8 @@ struct Truth {
 };
 
 // |got - want| <= n_roundoffs * 2^-24 * magnitude + one rounding to the storage type (fp64: the same with 2^-53).
-inline void expect_close(const char *name, const TestTensor &got, const std::vector<Truth> &want, double n_roundoffs) {
+inline void expect_close(const char *name, const TestTensor &got, const std::vector<Truth> &want,
+                         double n_roundoffs) {
   ASSERT_EQ(static_cast<int64_t>(want.size()), got.size()) << name;
   const fw_dtype dtype = got.dtype();
   const double step = dtype == FW_F64 ? 0x1p-53 : 0x1p-24;
@@ -380,9 +391,10 @@ inline void expect_close(const char *name, const TestTensor &got, const std::vec
     }
     if (!is_equal && allowed > 0) worst = std::max(worst, error / allowed);
   }
-  EXPECT_EQ(n_bad, 0) << name << ": " << n_bad << " of " << got.size() << " wrong, the first at " << got.index_text(first < 0 ? 0 : first)
-                      << ": " << (first < 0 ? 0 : got.get(first)) << ", expected " << (first < 0 ? 0 : want[static_cast<size_t>(first)].value)
-                      << "; worst error " << worst << " times the allowed";
+  EXPECT_EQ(n_bad, 0) << name << ": " << n_bad << " of " << got.size() << " wrong, the first at "
+                      << got.index_text(first < 0 ? 0 : first) << ": " << (first < 0 ? 0 : got.get(first))
+                      << ", expected " << (first < 0 ? 0 : want[static_cast<size_t>(first)].value) << "; worst error "
+                      << worst << " times the allowed";
 }
 
 inline void expect_same_bits(const char *name, const TestTensor &a, const TestTensor &b) {

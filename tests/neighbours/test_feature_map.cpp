@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// fw_feature_map against fp64 formulas written here. Round-offs allowed: forward 4 of the result (SiLU was measured at 3.2,
-// tests/neighbours/test_vec.cpp), gradients 8 of s + |x s (1 - s)| for SiLU, whose two terms cancel near x = -1.28.
+// fw_feature_map against fp64 formulas written here. Round-offs allowed: forward 4 of the result (SiLU was measured
+// at 3.2, tests/neighbours/test_vec.cpp), gradients 8 of s + |x s (1 - s)| for SiLU, whose two terms cancel near x =
+// -1.28.
 #include "neighbours/alloc_count.hpp"
 #include "neighbours/harness.hpp"
 
@@ -38,7 +39,8 @@ struct Call {
   fw_feature_map desc = {};
   fw_feature_map_grads grads = {};
 
-  Call(fw_feature_map_kind kind, fw_dtype dtype, fw_dtype y_dtype, std::vector<int64_t> shape, Layout layout, Layout out_layout) {
+  Call(fw_feature_map_kind kind, fw_dtype dtype, fw_dtype y_dtype, std::vector<int64_t> shape, Layout layout,
+       Layout out_layout) {
     x = TestTensor(dtype, shape, layout);
     dy = TestTensor(y_dtype, shape, layout);
     y = TestTensor(y_dtype, shape, out_layout);
@@ -97,12 +99,15 @@ TEST_P(FeatureMap, EveryKindAndDtype) {
 }
 
 TEST_P(FeatureMap, EveryShapeAndLayout) {
-  const std::vector<std::vector<int64_t>> shapes = {{1}, {5}, {2500}, {0}, {3, 0}, {4, 1}, {1, 1100}, {3, 33},
-                                                    {2, 3, 17}, {2, 1, 3, 9}, {2, 3, 2, 3, 5}};
+  const std::vector<std::vector<int64_t>> shapes = {
+      {1}, {5}, {2500}, {0}, {3, 0}, {4, 1}, {1, 1100}, {3, 33}, {2, 3, 17}, {2, 1, 3, 9}, {2, 3, 2, 3, 5}};
   for (const auto &shape : shapes) {
-    for (Layout layout : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved, Layout::kBroadcast}) {
-      for (Layout out : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
-        SCOPED_TRACE(testing::Message() << shape.size() << " dims, " << layout_name(layout) << " to " << layout_name(out));
+    for (Layout layout : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved,
+                          Layout::kBroadcast}) {
+      for (Layout out :
+           {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
+        SCOPED_TRACE(testing::Message() << shape.size() << " dims, " << layout_name(layout) << " to "
+                                        << layout_name(out));
         Call c(FW_FEATURE_SILU, FW_F32, FW_F32, shape, layout, out);
         run_and_compare(impl(), c);
       }
@@ -111,7 +116,8 @@ TEST_P(FeatureMap, EveryShapeAndLayout) {
 }
 
 TEST_P(FeatureMap, EdgesOfTheNumberLine) {
-  const double edges[] = {0.0, -0.0, 1e-40, -1e-40, 1e-8, -1e-8, 80, -80, -100, -104, -1000, 1e30, -1e30, 3.4e38, -3.4e38};
+  const double edges[] = {0.0,  -0.0, 1e-40, -1e-40, 1e-8,  -1e-8,  80,     -80,
+                          -100, -104, -1000, 1e30,   -1e30, 3.4e38, -3.4e38};
   for (fw_feature_map_kind kind = FW_FEATURE_IDENTITY; kind <= FW_FEATURE_RELU; ++kind) {
     SCOPED_TRACE(kind);
     Call c(kind, FW_F32, FW_F32, {static_cast<int64_t>(std::size(edges))}, Layout::kDense, Layout::kDense);
@@ -174,46 +180,58 @@ TEST(FeatureMapRefusals, EverySentence) {
     EXPECT_REFUSED(fw_feature_map_forward(context, &c.desc, nullptr, 0), status, sentence);
   };
   const fw_status bad = FW_INVALID_ARGUMENT;
-  refused(bad, "feature_map: desc.struct_size is 0, expected 208 (allowed 8 to 16384)", [](Call &c) { c.desc.struct_size = 0; });
-  refused(bad, "feature_map: desc.struct_size is 99999, expected 208 (allowed 8 to 16384)", [](Call &c) { c.desc.struct_size = 99999; });
+  refused(bad, "feature_map: desc.struct_size is 0, expected 208 (allowed 8 to 16384)",
+          [](Call &c) { c.desc.struct_size = 0; });
+  refused(bad, "feature_map: desc.struct_size is 99999, expected 208 (allowed 8 to 16384)",
+          [](Call &c) { c.desc.struct_size = 99999; });
   refused(bad, "feature_map: device is 7, allowed 0 (CPU) or 1 (CUDA)", [](Call &c) { c.desc.device = 7; });
   refused(bad, "feature_map: kind is 4, allowed 0 to 3", [](Call &c) { c.desc.kind = 4; });
   refused(bad, "feature_map: kind is -1, allowed 0 to 3", [](Call &c) { c.desc.kind = -1; });
   refused(bad, "feature_map: reserved is 1, allowed 0", [](Call &c) { c.desc.reserved = 1; });
   refused(bad, "feature_map: x is missing", [](Call &c) { c.desc.x.dtype = FW_NONE; });
-  refused(bad, "feature_map: x has dtype int32, allowed fp32, bf16, fp16, fp64", [](Call &c) { c.desc.x.dtype = FW_I32; });
+  refused(bad, "feature_map: x has dtype int32, allowed fp32, bf16, fp16, fp64",
+          [](Call &c) { c.desc.x.dtype = FW_I32; });
   refused(bad, "feature_map: x has 0 dimensions, allowed 1 to 5", [](Call &c) { c.desc.x.ndim = 0; });
   refused(bad, "feature_map: x has 6 dimensions, allowed 1 to 5", [](Call &c) { c.desc.x.ndim = 6; });
-  refused(bad, "feature_map: x has shape [-2,3], sizes must not be negative", [](Call &c) { c.desc.x.shape[0] = -2; });
+  refused(bad, "feature_map: x has shape [-2,3], sizes must not be negative",
+          [](Call &c) { c.desc.x.shape[0] = -2; });
   refused(bad, "feature_map: x has a null data pointer", [](Call &c) { c.desc.x.data = nullptr; });
-  refused(bad, "feature_map: x has strides that reach further than 2^58 elements", [](Call &c) { c.desc.x.strides[0] = INT64_MAX; });
+  refused(bad, "feature_map: x has strides that reach further than 2^58 elements",
+          [](Call &c) { c.desc.x.strides[0] = INT64_MAX; });
   refused(bad, "feature_map: y is missing", [](Call &c) { c.desc.y.dtype = FW_NONE; });
   refused(bad, "feature_map: y has shape [2,4], expected [2,3]", [](Call &c) { c.desc.y.shape[1] = 4; });
   refused(bad, "feature_map: y has dtype fp64, allowed fp32, bf16, fp16", [](Call &c) { c.desc.y.dtype = FW_F64; });
   refused(bad, "feature_map: output y overlaps itself: strides [0,1]", [](Call &c) { c.desc.y.strides[0] = 0; });
-  refused(bad, "feature_map: output y shares memory with x, allowed: none", [](Call &c) { c.desc.y.data = c.desc.x.data; });
+  refused(bad, "feature_map: output y shares memory with x, allowed: none",
+          [](Call &c) { c.desc.y.data = c.desc.x.data; });
   refused(FW_UNSUPPORTED,
-          "feature_map: no implementation accepts this call (cpu_avx512: device is 1, this runs on 0 (CPU); cpu_avx2: device is 1, "
-          "this runs on 0 (CPU); cpu_baseline: device is 1, this runs on 0 (CPU); reference: device is 1, this runs on 0 (CPU))",
+          "feature_map: no implementation accepts this call (cpu_avx512: device is 1, this runs on 0 (CPU); "
+          "cpu_avx2: device is 1, "
+          "this runs on 0 (CPU); cpu_baseline: device is 1, this runs on 0 (CPU); reference: device is 1, this runs "
+          "on 0 (CPU))",
           [](Call &c) { c.desc.device = FW_DEVICE_CUDA; });
   Call c(FW_FEATURE_RELU, FW_F32, FW_F32, {2, 3}, Layout::kDense, Layout::kDense);
   EXPECT_REFUSED(fw_feature_map_forward(nullptr, &c.desc, nullptr, 0), bad, "feature_map: context is a null pointer");
   EXPECT_REFUSED(fw_feature_map_forward(context, nullptr, nullptr, 0), bad, "feature_map: desc is a null pointer");
-  EXPECT_REFUSED(fw_feature_map_backward(context, &c.desc, nullptr, nullptr, 0), bad, "feature_map: grads is a null pointer");
+  EXPECT_REFUSED(fw_feature_map_backward(context, &c.desc, nullptr, nullptr, 0), bad,
+                 "feature_map: grads is a null pointer");
   EXPECT_REFUSED(fw_feature_map_check(context, &c.desc, &c.grads, FW_FORWARD), bad,
                  "feature_map: grads is given, allowed for direction 1 (backward) only");
   EXPECT_REFUSED(fw_feature_map_check(context, &c.desc, nullptr, FW_STEP), bad,
                  "feature_map: direction is 2, allowed 0 (forward) or 1 (backward)");
-  EXPECT_REFUSED(fw_feature_map_workspace_size(context, &c.desc, FW_FORWARD, nullptr), bad, "feature_map: bytes is a null pointer");
+  EXPECT_REFUSED(fw_feature_map_workspace_size(context, &c.desc, FW_FORWARD, nullptr), bad,
+                 "feature_map: bytes is a null pointer");
   fw_feature_map_grads grads = c.grads;
   grads.dx.dtype = FW_BF16;
-  EXPECT_REFUSED(fw_feature_map_check(context, &c.desc, &grads, FW_BACKWARD), bad, "feature_map: dx has dtype bf16, allowed fp32");
+  EXPECT_REFUSED(fw_feature_map_check(context, &c.desc, &grads, FW_BACKWARD), bad,
+                 "feature_map: dx has dtype bf16, allowed fp32");
   grads = c.grads;
   grads.dy.dtype = FW_NONE;
   EXPECT_REFUSED(fw_feature_map_check(context, &c.desc, &grads, FW_BACKWARD), bad, "feature_map: dy is missing");
   grads = c.grads;
   grads.reserved = 3;
-  EXPECT_REFUSED(fw_feature_map_check(context, &c.desc, &grads, FW_BACKWARD), bad, "feature_map: grads.reserved is 3, allowed 0");
+  EXPECT_REFUSED(fw_feature_map_check(context, &c.desc, &grads, FW_BACKWARD), bad,
+                 "feature_map: grads.reserved is 3, allowed 0");
   EXPECT_EQ(fw_feature_map_forward(context, &c.desc, nullptr, 0), FW_WORKSPACE_TOO_SMALL);
   EXPECT_NE(strstr(fw_last_error(), "feature_map: workspace has 0 bytes, needed "), nullptr) << fw_last_error();
 }
@@ -228,11 +246,13 @@ TEST(FeatureMapDescriptor, OlderAndNewerCallers) {
   newer.known.struct_size = sizeof newer;
   EXPECT_EQ(fw_feature_map_check(context, &newer.known, nullptr, FW_FORWARD), FW_OK);
   newer.more[1] = 0x500;
-  EXPECT_REFUSED(fw_feature_map_check(context, &newer.known, nullptr, FW_FORWARD), FW_INVALID_ARGUMENT,
-                 "feature_map: desc.struct_size is 224, and byte 217, past the 208 that this version knows, is 5, allowed 0");
+  EXPECT_REFUSED(
+      fw_feature_map_check(context, &newer.known, nullptr, FW_FORWARD), FW_INVALID_ARGUMENT,
+      "feature_map: desc.struct_size is 224, and byte 217, past the 208 that this version knows, is 5, allowed 0");
   fw_feature_map older = c.desc;
   older.struct_size = offsetof(fw_feature_map, y);  // y does not exist for that caller
-  EXPECT_REFUSED(fw_feature_map_check(context, &older, nullptr, FW_FORWARD), FW_INVALID_ARGUMENT, "feature_map: y is missing");
+  EXPECT_REFUSED(fw_feature_map_check(context, &older, nullptr, FW_FORWARD), FW_INVALID_ARGUMENT,
+                 "feature_map: y is missing");
 }
 
 TEST(FeatureMapExplain, NamesEveryCandidate) {

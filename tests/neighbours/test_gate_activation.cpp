@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// fw_gate_activation against fp64 formulas written here. Round-offs allowed: 6 of the result forward and 8 backward (4.1 and
-// 5.8 measured over 3e6 logits); BOUNDED takes exp(a_log) (x + dt_bias) = u into a sigmoid, so that one round-off of u is |u|
-// round-offs of the result: its magnitudes carry 1 + |u|. A sum over rows adds a chain of at most 64 terms, then one of at
-// most 64 tiles, then one of the blocks.
+// fw_gate_activation against fp64 formulas written here. Round-offs allowed: 6 of the result forward and 8 backward
+// (4.1 and 5.8 measured over 3e6 logits); BOUNDED takes exp(a_log) (x + dt_bias) = u into a sigmoid, so that one
+// round-off of u is |u| round-offs of the result: its magnitudes carry 1 + |u|. A sum over rows adds a chain of at
+// most 64 terms, then one of at most 64 tiles, then one of the blocks.
 #include "neighbours/alloc_count.hpp"
 #include "neighbours/harness.hpp"
 
@@ -42,8 +42,9 @@ struct Call {
   fw_gate_activation desc = {};
   fw_gate_activation_grads grads = {};
 
-  Call(fw_gate_kind kind, fw_dtype dtype, fw_dtype y_dtype, std::vector<int64_t> shape, Layout layout = Layout::kDense,
-       Layout out_layout = Layout::kDense, bool with_a_log = true, bool with_dt_bias = true) {
+  Call(fw_gate_kind kind, fw_dtype dtype, fw_dtype y_dtype, std::vector<int64_t> shape,
+       Layout layout = Layout::kDense, Layout out_layout = Layout::kDense, bool with_a_log = true,
+       bool with_dt_bias = true) {
     const fw_dtype parameter = dtype == FW_F64 ? FW_F64 : FW_F32;
     const std::vector<int64_t> heads(shape.begin() + 2, shape.end());
     x = TestTensor(dtype, shape, layout);
@@ -105,7 +106,8 @@ void run_and_compare(const char *impl, Call &c) {
   ASSERT_EQ(run_backward<gate_activation_api>(context, c.desc, c.grads), FW_OK) << fw_last_error();
   EXPECT_STREQ(fw_last_impl(), impl);
   watch.expect_intact();
-  std::vector<Truth> y, dx, d_a_log(static_cast<size_t>(c.d_a_log.size())), d_dt_bias(static_cast<size_t>(c.d_dt_bias.size()));
+  std::vector<Truth> y, dx, d_a_log(static_cast<size_t>(c.d_a_log.size())),
+      d_dt_bias(static_cast<size_t>(c.d_dt_bias.size()));
   for (int64_t i = 0; i < c.x.size(); ++i) {
     const GateTruth t = c.truth(i);
     const double dy = c.dy.get(i);
@@ -123,7 +125,8 @@ void run_and_compare(const char *impl, Call &c) {
       sum.magnitude += fabs(t.dx * dy) * t.growth;
     }
   }
-  const double chain = 8 + 64 + static_cast<double>(c.x.shape()[0] * c.x.shape()[1]) / 64 + static_cast<double>(c.channels()) / 4 + 8;
+  const double chain =
+      8 + 64 + static_cast<double>(c.x.shape()[0] * c.x.shape()[1]) / 64 + static_cast<double>(c.channels()) / 4 + 8;
   expect_close("y", c.y, y, 6);
   expect_close("dx", c.dx, dx, 8);
   expect_close("d_a_log", c.d_a_log, d_a_log, chain);
@@ -135,7 +138,8 @@ TEST_P(GateActivation, EveryKindDtypeAndRank) {
     for (fw_dtype dtype : {FW_F32, FW_BF16, FW_F16}) {
       for (fw_dtype y_dtype : {fw_dtype{FW_F32}, dtype}) {
         for (const std::vector<int64_t> &shape : {std::vector<int64_t>{2, 37, 5}, {2, 37, 3, 13}}) {
-          SCOPED_TRACE(testing::Message() << "kind " << kind << " dtypes " << dtype << " " << y_dtype << " rank " << shape.size());
+          SCOPED_TRACE(testing::Message()
+                       << "kind " << kind << " dtypes " << dtype << " " << y_dtype << " rank " << shape.size());
           Call c(kind, dtype, y_dtype, shape);
           run_and_compare(impl(), c);
         }
@@ -145,11 +149,14 @@ TEST_P(GateActivation, EveryKindDtypeAndRank) {
 }
 
 TEST_P(GateActivation, EveryShapeLayoutAndAbsence) {
-  const std::vector<std::vector<int64_t>> shapes = {{1, 1, 1}, {0, 3, 2}, {2, 0, 3, 4}, {1, 5, 16}, {3, 70, 2, 9}, {2, 3, 4, 1}, {1, 300, 1}};
+  const std::vector<std::vector<int64_t>> shapes = {{1, 1, 1},     {0, 3, 2},    {2, 0, 3, 4}, {1, 5, 16},
+                                                    {3, 70, 2, 9}, {2, 3, 4, 1}, {1, 300, 1}};
   for (const auto &shape : shapes) {
-    for (Layout layout : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
+    for (Layout layout :
+         {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
       for (int absent = 0; absent < 4; ++absent) {
-        SCOPED_TRACE(testing::Message() << shape.size() << " dims, B " << shape[0] << ", " << layout_name(layout) << ", absent " << absent);
+        SCOPED_TRACE(testing::Message() << shape.size() << " dims, B " << shape[0] << ", " << layout_name(layout)
+                                        << ", absent " << absent);
         Call c(absent % 2 ? FW_GATE_KIND_BOUNDED : FW_GATE_KIND_SOFTPLUS, FW_F32, FW_BF16, shape, layout,
                layout == Layout::kSwapped ? Layout::kReversed : Layout::kSwapped, !(absent & 1), !(absent & 2));
         run_and_compare(impl(), c);
@@ -178,7 +185,8 @@ TEST_P(GateActivation, SoftplusIsAccurateDownToMinus100) {
 // g of -inf, 0 and far tails are legal: finite gradients, 0 where the incoming one is 0
 TEST_P(GateActivation, EdgesGiveFiniteGradients) {
   TestContext context(impl());
-  const double edges[] = {-INFINITY, INFINITY, -3e38, 3e38, -1e4, 1e4, -104, 104, 0.0, -0.0, 1e-40, -300, 300, 89, -89, 17};
+  const double edges[] = {-INFINITY, INFINITY, -3e38, 3e38, -1e4, 1e4, -104, 104,
+                          0.0,       -0.0,     1e-40, -300, 300,  89,  -89,  17};
   for (fw_gate_kind kind = FW_GATE_KIND_SOFTPLUS; kind <= FW_GATE_KIND_BETA_TWICE; ++kind) {
     for (double a_log : {0.0, 3.0, -3.0}) {
       Call c(kind, FW_F32, FW_F32, {1, static_cast<int64_t>(std::size(edges)), 1});
@@ -269,7 +277,8 @@ TEST_P(GateActivation, SameBitsOnAnyThreads) {
 
 TEST_P(GateActivation, ATokenAloneHasTheSameBits) {
   TestContext context(impl());
-  Call many(FW_GATE_KIND_SOFTPLUS, FW_F32, FW_F32, {1, 64, 3, 20}), one(FW_GATE_KIND_SOFTPLUS, FW_F32, FW_F32, {1, 1, 3, 20});
+  Call many(FW_GATE_KIND_SOFTPLUS, FW_F32, FW_F32, {1, 64, 3, 20}),
+      one(FW_GATE_KIND_SOFTPLUS, FW_F32, FW_F32, {1, 1, 3, 20});
   ASSERT_EQ(run_forward<gate_activation_api>(context, many.desc), FW_OK);
   for (int64_t t = 0; t < 64; ++t) {
     one.x.fill([&](int64_t i) { return many.x.get(t * 60 + i); });
@@ -297,23 +306,29 @@ FWTEST_EVERY_IMPL(GateActivation);
 
 TEST(GateActivationRefusals, EverySentence) {
   TestContext context;
-  const auto refused = [&](const char *sentence, const std::function<void(Call &)> &spoil, fw_gate_kind kind = FW_GATE_KIND_SOFTPLUS) {
+  const auto refused = [&](const char *sentence, const std::function<void(Call &)> &spoil,
+                           fw_gate_kind kind = FW_GATE_KIND_SOFTPLUS) {
     Call c(kind, FW_F32, FW_F32, {1, 2, 3, 4});
     spoil(c);
-    EXPECT_REFUSED(fw_gate_activation_backward(context, &c.desc, &c.grads, nullptr, 0), FW_INVALID_ARGUMENT, sentence);
+    EXPECT_REFUSED(fw_gate_activation_backward(context, &c.desc, &c.grads, nullptr, 0), FW_INVALID_ARGUMENT,
+                   sentence);
   };
   refused("gate_activation: kind is 0, allowed 1 to 6", [](Call &c) { c.desc.kind = 0; });
   refused("gate_activation: kind is 7, allowed 1 to 6", [](Call &c) { c.desc.kind = 7; });
   refused("gate_activation: reserved is 9, allowed 0", [](Call &c) { c.desc.reserved = 9; });
   refused("gate_activation: device is -1, allowed 0 (CPU) or 1 (CUDA)", [](Call &c) { c.desc.device = -1; });
-  refused("gate_activation: normalizer is -1, allowed 1e-30 to 1e30 (0 means 16)", [](Call &c) { c.desc.normalizer = -1; },
-          FW_GATE_KIND_LOG_SIGMOID);
-  refused("gate_activation: normalizer is nan, allowed 1e-30 to 1e30 (0 means 16)",
-          [](Call &c) { c.desc.normalizer = __builtin_nan(""); }, FW_GATE_KIND_LOG_SIGMOID);
-  refused("gate_activation: lower_bound is 5, allowed -1e30 to -1e-30 (0 means -5)", [](Call &c) { c.desc.lower_bound = 5; },
-          FW_GATE_KIND_BOUNDED);
-  refused("gate_activation: lower_bound is -inf, allowed -1e30 to -1e-30 (0 means -5)",
-          [](Call &c) { c.desc.lower_bound = -INFINITY; }, FW_GATE_KIND_BOUNDED);
+  refused(
+      "gate_activation: normalizer is -1, allowed 1e-30 to 1e30 (0 means 16)",
+      [](Call &c) { c.desc.normalizer = -1; }, FW_GATE_KIND_LOG_SIGMOID);
+  refused(
+      "gate_activation: normalizer is nan, allowed 1e-30 to 1e30 (0 means 16)",
+      [](Call &c) { c.desc.normalizer = __builtin_nan(""); }, FW_GATE_KIND_LOG_SIGMOID);
+  refused(
+      "gate_activation: lower_bound is 5, allowed -1e30 to -1e-30 (0 means -5)",
+      [](Call &c) { c.desc.lower_bound = 5; }, FW_GATE_KIND_BOUNDED);
+  refused(
+      "gate_activation: lower_bound is -inf, allowed -1e30 to -1e-30 (0 means -5)",
+      [](Call &c) { c.desc.lower_bound = -INFINITY; }, FW_GATE_KIND_BOUNDED);
   refused("gate_activation: x has 2 dimensions, allowed 3 to 4", [](Call &c) { c.desc.x.ndim = 2; });
   refused("gate_activation: a_log is given, but kind 5 takes none", [](Call &c) { c.desc.kind = FW_GATE_KIND_BETA; });
   refused("gate_activation: dt_bias is given, but kind 2 takes none", [](Call &c) {
@@ -328,10 +343,14 @@ TEST(GateActivationRefusals, EverySentence) {
   refused("gate_activation: dx has dtype fp16, allowed fp32", [](Call &c) { c.grads.dx.dtype = FW_F16; });
   refused("gate_activation: d_a_log is given, but a_log is not", [](Call &c) { c.desc.a_log.dtype = FW_NONE; });
   refused("gate_activation: d_dt_bias is given, but dt_bias is not", [](Call &c) { c.desc.dt_bias.dtype = FW_NONE; });
-  refused("gate_activation: output d_dt_bias overlaps itself: strides [0,1]", [](Call &c) { c.grads.d_dt_bias.strides[0] = 0; });
-  refused("gate_activation: output dx shares memory with dy, allowed: none", [](Call &c) { c.grads.dx.data = c.grads.dy.data; });
-  refused("gate_activation: output d_a_log shares memory with dx, allowed: none", [](Call &c) { c.grads.d_a_log.data = c.grads.dx.data; });
-  refused("gate_activation: grads.struct_size is 4, expected 392 (allowed 8 to 16384)", [](Call &c) { c.grads.struct_size = 4; });
+  refused("gate_activation: output d_dt_bias overlaps itself: strides [0,1]",
+          [](Call &c) { c.grads.d_dt_bias.strides[0] = 0; });
+  refused("gate_activation: output dx shares memory with dy, allowed: none",
+          [](Call &c) { c.grads.dx.data = c.grads.dy.data; });
+  refused("gate_activation: output d_a_log shares memory with dx, allowed: none",
+          [](Call &c) { c.grads.d_a_log.data = c.grads.dx.data; });
+  refused("gate_activation: grads.struct_size is 4, expected 392 (allowed 8 to 16384)",
+          [](Call &c) { c.grads.struct_size = 4; });
 }
 
 }  // namespace

@@ -7,7 +7,8 @@
 namespace fwtest {
 namespace {
 
-const Layout kLayouts[] = {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved};
+const Layout kLayouts[] = {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed,
+                           Layout::kInterleaved};
 
 TEST(Harness, ViewsAddressTheirElements) {
   for (Layout layout : kLayouts) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // fw_norm against fp64 formulas written here. Round-offs allowed: the sum of squares is a chain of at most D / 16 + 5
-// additions, whose round-offs rstd carries by half; rstd, xhat, weight and act(gate) add at most 10 (SiLU 3.2): D / 32 + 14
-// forward. Backward has a second such chain in xhat . d_xhat, relative to the sum of its terms' magnitudes: D / 16 + 30.
-// dweight adds a chain of 64 rows, at most 64 tiles and the blocks.
+// additions, whose round-offs rstd carries by half; rstd, xhat, weight and act(gate) add at most 10 (SiLU 3.2): D /
+// 32 + 14 forward. Backward has a second such chain in xhat . d_xhat, relative to the sum of its terms' magnitudes: D
+// / 16 + 30. dweight adds a chain of 64 rows, at most 64 tiles and the blocks.
 #include "neighbours/alloc_count.hpp"
 #include "neighbours/harness.hpp"
 
@@ -46,7 +46,9 @@ struct Call {
     }
     desc.struct_size = sizeof desc;
     desc.kind = kind == kL2 ? FW_NORM_L2 : FW_NORM_RMS;
-    desc.gate_activation = kind == kSigmoidGate ? FW_ACTIVATION_SIGMOID : kind >= kSiluGate ? FW_ACTIVATION_SILU : FW_ACTIVATION_NONE;
+    desc.gate_activation = kind == kSigmoidGate ? FW_ACTIVATION_SIGMOID
+                           : kind >= kSiluGate  ? FW_ACTIVATION_SILU
+                                                : FW_ACTIVATION_NONE;
     grads.struct_size = sizeof grads;
     Rng rng(17);
     x.fill_normal(rng, 2);
@@ -74,23 +76,29 @@ struct NormTruth {
 NormTruth truth_of(const Call &c) {
   NormTruth t;
   const int64_t n = c.length();
-  const double eps = c.desc.eps == 0 ? 1e-6 : c.desc.eps, count = c.desc.kind == FW_NORM_RMS ? static_cast<double>(n) : 1;
+  const double eps = c.desc.eps == 0 ? 1e-6 : c.desc.eps,
+               count = c.desc.kind == FW_NORM_RMS ? static_cast<double>(n) : 1;
   const auto weight = [&](int64_t i) { return c.weight.is_given() ? c.weight.get(i) : 1.0; };
-  const auto activated = [&](int64_t i) { return c.gate.is_given() ? act(c.desc.gate_activation, c.gate.get(i)) : 1.0; };
+  const auto activated = [&](int64_t i) {
+    return c.gate.is_given() ? act(c.desc.gate_activation, c.gate.get(i)) : 1.0;
+  };
   t.dweight.resize(static_cast<size_t>(c.dweight.size()));
   for (int64_t begin = 0; begin < c.x.size(); begin += n) {
     double squares = 0;
     Truth along;
     for (int64_t i = 0; i < n; ++i) squares += c.x.get(begin + i) * c.x.get(begin + i);
     const double rstd = 1 / sqrt(squares / count + eps);
-    for (int64_t i = 0; i < n; ++i) along.add(c.x.get(begin + i) * rstd * c.dy.get(begin + i) * activated(begin + i) * weight(i) / count);
+    for (int64_t i = 0; i < n; ++i)
+      along.add(c.x.get(begin + i) * rstd * c.dy.get(begin + i) * activated(begin + i) * weight(i) / count);
     for (int64_t i = 0; i < n; ++i) {
       const double xhat = c.x.get(begin + i) * rstd, a = activated(begin + i), dy = c.dy.get(begin + i);
       t.y.push_back(xhat * weight(i) * a);
-      t.dx.push_back({rstd * (dy * a * weight(i) - xhat * along.value), rstd * (fabs(dy * a * weight(i)) + fabs(xhat) * along.magnitude)});
+      t.dx.push_back({rstd * (dy * a * weight(i) - xhat * along.value),
+                      rstd * (fabs(dy * a * weight(i)) + fabs(xhat) * along.magnitude)});
       if (c.gate.is_given()) {
         const double z = c.gate.get(begin + i), through = dy * xhat * weight(i);
-        t.dgate.push_back({through * act_slope(c.desc.gate_activation, z), fabs(through) * act_slope_magnitude(c.desc.gate_activation, z)});
+        t.dgate.push_back({through * act_slope(c.desc.gate_activation, z),
+                           fabs(through) * act_slope_magnitude(c.desc.gate_activation, z)});
       }
       if (c.dweight.is_given()) t.dweight[static_cast<size_t>(i)].add(dy * a * xhat);
     }
@@ -141,11 +149,14 @@ TEST_P(Norm, EveryLengthShapeAndLayout) {
     Call c(kSiluGateWeight, FW_F32, FW_F32, {3, length});
     run_and_compare(impl(), c);
   }
-  const std::vector<std::vector<int64_t>> shapes = {{40}, {0}, {3, 0}, {0, 9}, {70, 3}, {2, 3, 2, 20}, {2, 1, 3, 2, 11}, {1, 5, 1, 4, 1}};
+  const std::vector<std::vector<int64_t>> shapes = {{40},    {0},           {3, 0},           {0, 9},
+                                                    {70, 3}, {2, 3, 2, 20}, {2, 1, 3, 2, 11}, {1, 5, 1, 4, 1}};
   for (const auto &shape : shapes) {
-    for (Layout layout : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
+    for (Layout layout :
+         {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
       SCOPED_TRACE(testing::Message() << shape.size() << " dims from " << shape[0] << ", " << layout_name(layout));
-      Call c(kSiluGateWeight, FW_F32, FW_BF16, shape, layout, layout == Layout::kSwapped ? Layout::kPadded : Layout::kSwapped);
+      Call c(kSiluGateWeight, FW_F32, FW_BF16, shape, layout,
+             layout == Layout::kSwapped ? Layout::kPadded : Layout::kSwapped);
       run_and_compare(impl(), c);
     }
   }
@@ -159,8 +170,9 @@ TEST_P(Norm, AZeroRowHasFiniteGradients) {
     for (int64_t i = 20; i < 40; ++i) c.x.set(i, i % 2 ? 0.0 : -0.0);
     run_and_compare(impl(), c);
     double largest = 0;
-    for (int64_t i = 20; i < 40; ++i) largest = std::max(largest, fabs(c.dy.get(i)) * (c.weight.is_given() ? fabs(c.weight.get(i - 20)) : 1) *
-                                                                     (c.gate.is_given() ? fabs(act(c.desc.gate_activation, c.gate.get(i))) : 1));
+    for (int64_t i = 20; i < 40; ++i)
+      largest = std::max(largest, fabs(c.dy.get(i)) * (c.weight.is_given() ? fabs(c.weight.get(i - 20)) : 1) *
+                                      (c.gate.is_given() ? fabs(act(c.desc.gate_activation, c.gate.get(i))) : 1));
     for (int64_t i = 20; i < 40; ++i) {
       EXPECT_EQ(c.y.get(i), 0);
       EXPECT_TRUE(isfinite(c.dx.get(i)));
@@ -316,7 +328,8 @@ FWTEST_EVERY_IMPL(Norm);
 
 TEST(NormRefusals, EverySentence) {
   TestContext context;
-  const auto refused = [&](const char *sentence, const std::function<void(Call &)> &spoil, Kind kind = kSiluGateWeight) {
+  const auto refused = [&](const char *sentence, const std::function<void(Call &)> &spoil,
+                           Kind kind = kSiluGateWeight) {
     Call c(kind, FW_F32, FW_F32, {2, 3});
     spoil(c);
     EXPECT_REFUSED(fw_norm_backward(context, &c.desc, &c.grads, nullptr, 0), FW_INVALID_ARGUMENT, sentence);
@@ -324,9 +337,12 @@ TEST(NormRefusals, EverySentence) {
   refused("norm: kind is 2, allowed 0 (L2) or 1 (RMS)", [](Call &c) { c.desc.kind = 2; });
   refused("norm: device is 2, allowed 0 (CPU) or 1 (CUDA)", [](Call &c) { c.desc.device = 2; });
   refused("norm: weight is given, but kind 0 (L2) takes none", [](Call &c) { c.desc.kind = FW_NORM_L2; });
-  refused("norm: gate is given, but kind 0 (L2) takes none", [](Call &c) { c.desc.kind = FW_NORM_L2; }, kSiluGate);
-  refused("norm: gate_activation is 0, allowed 1 (SiLU) or 2 (sigmoid) with a gate", [](Call &c) { c.desc.gate_activation = 0; });
-  refused("norm: gate_activation is 3, allowed 1 (SiLU) or 2 (sigmoid) with a gate", [](Call &c) { c.desc.gate_activation = 3; });
+  refused(
+      "norm: gate is given, but kind 0 (L2) takes none", [](Call &c) { c.desc.kind = FW_NORM_L2; }, kSiluGate);
+  refused("norm: gate_activation is 0, allowed 1 (SiLU) or 2 (sigmoid) with a gate",
+          [](Call &c) { c.desc.gate_activation = 0; });
+  refused("norm: gate_activation is 3, allowed 1 (SiLU) or 2 (sigmoid) with a gate",
+          [](Call &c) { c.desc.gate_activation = 3; });
   refused("norm: eps is -1, allowed 1e-30 to 1e30 (0 means 1e-6)", [](Call &c) { c.desc.eps = -1; });
   refused("norm: eps is nan, allowed 1e-30 to 1e30 (0 means 1e-6)", [](Call &c) { c.desc.eps = __builtin_nan(""); });
   refused("norm: eps is 1e-40, allowed 1e-30 to 1e30 (0 means 1e-6)", [](Call &c) { c.desc.eps = 1e-40; });
@@ -343,8 +359,10 @@ TEST(NormRefusals, EverySentence) {
   refused("norm: dgate is given, but gate is not", [](Call &c) { c.desc.gate.dtype = FW_NONE; });
   refused("norm: output dx overlaps itself: strides [0,1]", [](Call &c) { c.grads.dx.strides[0] = 0; });
   refused("norm: output dweight overlaps itself: strides [0]", [](Call &c) { c.grads.dweight.strides[0] = 0; });
-  refused("norm: output dx shares memory with gate, allowed: none", [](Call &c) { c.grads.dx.data = c.desc.gate.data; });
-  refused("norm: output dgate shares memory with dx, allowed: none", [](Call &c) { c.grads.dgate.data = c.grads.dx.data; });
+  refused("norm: output dx shares memory with gate, allowed: none",
+          [](Call &c) { c.grads.dx.data = c.desc.gate.data; });
+  refused("norm: output dgate shares memory with dx, allowed: none",
+          [](Call &c) { c.grads.dgate.data = c.grads.dx.data; });
   refused("norm: grads.reserved is 1, allowed 0", [](Call &c) { c.grads.reserved = 1; });
   refused("norm: x has a null data pointer", [](Call &c) { c.desc.x.data = nullptr; });
   refused("norm: dy has a null data pointer", [](Call &c) { c.grads.dy.data = nullptr; });

@@ -5,7 +5,8 @@
 
 namespace fw::feature_map {
 
-fw_status FeatureMap::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *p) {
+fw_status FeatureMap::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                   Problem *p) {
   FW_TRY(check_device(kName, desc.device));
   FW_TRY(check_reserved(kName, "reserved", desc.reserved));
   if (desc.kind < FW_FEATURE_IDENTITY || desc.kind > FW_FEATURE_RELU) {
@@ -18,9 +19,7 @@ fw_status FeatureMap::make_problem(const Desc &desc, const Grads *grads, fw_dire
   FW_TRY(check_first(kName, "x", p->x, 1, FW_MAX_DIMS, with_data, &p->is_f64));
   const int64_t *shape = p->x.shape;
   const int32_t ndim = p->x.ndim;
-  if (direction == FW_FORWARD || given(desc.y)) {
-    FW_TRY(check_float(kName, "y", desc.y, shape, ndim, p->is_f64, with_data && direction == FW_FORWARD));
-  }
+  FW_TRY(check_result(kName, "y", desc.y, shape, ndim, p->is_f64, with_data, direction));
   if (direction == FW_FORWARD) {
     p->y = desc.y;
     const Operand inputs[] = {{"x", &p->x}}, outputs[] = {{"y", &p->y}};
@@ -42,5 +41,7 @@ fw_status FeatureMap::make_problem(const Desc &desc, const Grads *grads, fw_dire
   p->plan = plan_elements(walked, 3);
   return FW_OK;
 }
+
+fw_status FeatureMap::check_more(const Problem &p) { return check_present(kName, "y", p.y, p.direction); }
 
 }  // namespace fw::feature_map

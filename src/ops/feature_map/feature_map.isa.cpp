@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Feature maps, forward and backward. Plan: a piece of at most kPieceLength elements of one row is loaded to fp32 scratch,
-// mapped in place, stored. Scratch: x, dy, out, 3 * 4 * kPieceLength bytes.
+// Feature maps, forward and backward. Plan: a piece of at most kPieceLength elements of one row is loaded to fp32
+// scratch, mapped in place, stored. Scratch: x, dy, out, 3 * 4 * kPieceLength bytes.
 #include "cpu/activation.hpp"
 #include "cpu/rows.hpp"
 #include "ops/feature_map/kernels.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of one instruction-set level: `count` pieces from `first`; scratch holds three rows of kPieceLength floats.
+// The kernels of one instruction-set level: `count` pieces from `first`; scratch holds three rows of kPieceLength
+// floats.
 #pragma once
 #include "cpu/levels.hpp"
 #include "ops/feature_map/problem.hpp"

@@ -22,7 +22,9 @@ struct FeatureMap {
   using Problem = feature_map::Problem;
   static constexpr const char *kName = "feature_map";
   static constexpr bool kHasStep = false;
-  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *p);
+  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                Problem *p);
+  static fw_status check_more(const Problem &p);
   static const Impl<Problem> *impls(int32_t *n);
 };
 

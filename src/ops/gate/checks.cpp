@@ -31,10 +31,12 @@ fw_status check_settings(const fw_gate_activation &desc, Problem *p) {
   p->normalizer = desc.normalizer == 0 ? 16.0 : desc.normalizer;
   p->lower_bound = desc.lower_bound == 0 ? -5.0 : desc.lower_bound;
   if (desc.kind == FW_GATE_KIND_LOG_SIGMOID && !(p->normalizer >= 1e-30 && p->normalizer <= 1e30)) {
-    return fail(FW_INVALID_ARGUMENT, "%s: normalizer is %g, allowed 1e-30 to 1e30 (0 means 16)", kOp, desc.normalizer);
+    return fail(FW_INVALID_ARGUMENT, "%s: normalizer is %g, allowed 1e-30 to 1e30 (0 means 16)", kOp,
+                desc.normalizer);
   }
   if (desc.kind == FW_GATE_KIND_BOUNDED && !(p->lower_bound <= -1e-30 && p->lower_bound >= -1e30)) {
-    return fail(FW_INVALID_ARGUMENT, "%s: lower_bound is %g, allowed -1e30 to -1e-30 (0 means -5)", kOp, desc.lower_bound);
+    return fail(FW_INVALID_ARGUMENT, "%s: lower_bound is %g, allowed -1e30 to -1e-30 (0 means -5)", kOp,
+                desc.lower_bound);
   }
   return FW_OK;
 }
@@ -51,7 +53,8 @@ fw_status check_parameters(const Problem &p, const fw_tensor &a_log, const fw_te
 
 }  // namespace
 
-fw_status GateActivation::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *p) {
+fw_status GateActivation::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                       Problem *p) {
   FW_TRY(check_settings(desc, p));
   p->direction = direction;
   p->x = desc.x;
@@ -70,12 +73,11 @@ fw_status GateActivation::make_problem(const Desc &desc, const Grads *grads, fw_
   FW_TRY(check_parameters(*p, p->a_log, p->dt_bias, "a_log", "dt_bias", with_data));
   const int64_t *shape = p->x.shape;
   const int32_t ndim = p->x.ndim;
-  if (direction == FW_FORWARD || given(desc.y)) {
-    FW_TRY(check_float(kOp, "y", desc.y, shape, ndim, p->is_f64, with_data && direction == FW_FORWARD));
-  }
+  FW_TRY(check_result(kOp, "y", desc.y, shape, ndim, p->is_f64, with_data, direction));
   if (direction == FW_FORWARD) {
     p->y = desc.y;
-    const Operand inputs[] = {{"x", &p->x}, {"a_log", &p->a_log}, {"dt_bias", &p->dt_bias}}, outputs[] = {{"y", &p->y}};
+    const Operand inputs[] = {{"x", &p->x}, {"a_log", &p->a_log}, {"dt_bias", &p->dt_bias}},
+                  outputs[] = {{"y", &p->y}};
     FW_TRY(check_outputs(kOp, outputs, 1, inputs, 3, with_data));
   } else if (grads) {
     FW_TRY(check_reserved(kOp, "grads.reserved", grads->reserved));
@@ -105,5 +107,7 @@ fw_status GateActivation::make_problem(const Desc &desc, const Grads *grads, fw_
   if (numel(p->x) == 0) p->plan.n_rows = 0;
   return FW_OK;
 }
+
+fw_status GateActivation::check_more(const Problem &p) { return check_present(kOp, "y", p.y, p.direction); }
 
 }  // namespace fw::gate

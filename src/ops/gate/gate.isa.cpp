@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gate activations. Plan: an item is a block of tokens of one group; its parameters are laid out as rows once, each token's
-// row goes through fp32 scratch (kScratchRows rows of `length` floats a slot). Backward sums the parameters' gradients 64
-// rows at a time into the block's partials, which a second pass adds up block by block: an order that the shape fixes.
+// Gate activations. Plan: an item is a block of tokens of one group; its parameters are laid out as rows once, each
+// token's row goes through fp32 scratch (kScratchRows rows of `length` floats a slot). Backward sums the parameters'
+// gradients 64 rows at a time into the block's partials, which a second pass adds up block by block: an order that
+// the shape fixes.
 #include "cpu/activation.hpp"
 #include "cpu/rows.hpp"
 #include "ops/gate/kernels.hpp"
@@ -31,7 +32,8 @@ void fold_row(float *row, float *into, int64_t padded) {
   zero_row(row, padded);
 }
 
-void rows(const Problem &p, const Buffers &buffers, float *scratch, int64_t group, int64_t begin, int64_t end, int64_t block) {
+void rows(const Problem &p, const Buffers &buffers, float *scratch, int64_t group, int64_t begin, int64_t end,
+          int64_t block) {
   const RowPlan &plan = p.plan;
   const int64_t n = p.length, padded = pad_lanes(n), pitch = buffers.pitch;
   float *x = scratch + gate::kX * pitch, *dy = scratch + gate::kDy * pitch, *out = scratch + gate::kOut * pitch;
@@ -59,7 +61,8 @@ void rows(const Problem &p, const Buffers &buffers, float *scratch, int64_t grou
     load_row(p.x.data, p.x.dtype, row.offset[0] + group * p.group_stride[0], plan.inner[0], n, padded, x);
     load_row(p.dy.data, p.dy.dtype, row.offset[1] + group * p.group_stride[1], plan.inner[1], n, padded, dy);
     gate_grad_row(p.kind, x, dy, n, a_log, dt_bias, normalizer, lower_bound, out, da_tile, db_tile);
-    if (given(p.dx)) store_row(p.dx.data, p.dx.dtype, row.offset[2] + group * p.group_stride[2], plan.inner[2], n, out);
+    if (given(p.dx))
+      store_row(p.dx.data, p.dx.dtype, row.offset[2] + group * p.group_stride[2], plan.inner[2], n, out);
     if ((r - begin) % 64 == 63 || r + 1 == end) {
       if (da_tile) fold_row(da_tile, da, padded);
       if (db_tile) fold_row(db_tile, db, padded);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates of the gate activations, best first. Workspace: scratch rows a thread and, backward, the partial sums a block.
+// Candidates of the gate activations, best first. Workspace: scratch rows a thread and, backward, the partial sums a
+// block.
 #include "core/ledger.hpp"
 #include "core/operands.hpp"
 #include "cpu/level_impl.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checked call of fw_gate_activation. A token's logits are n_groups rows of `length`: [HV] is one row of HV, [HV,K] is HV
-// rows of K.
+// A checked call of fw_gate_activation. A token's logits are n_groups rows of `length`: [HV] is one row of HV, [HV,K]
+// is HV rows of K.
 #pragma once
 #include "core/impl_list.hpp"
 #include "core/row_plan.hpp"
@@ -17,8 +17,8 @@ struct Problem {
   double normalizer, lower_bound;
   int64_t n_groups, length;
   fw_tensor x, a_log, dt_bias, y, dy, dx, d_a_log, d_dt_bias;
-  RowPlan plan;              // over tokens, of the first group: x, y (forward) or x, dy, dx (backward)
-  int64_t group_stride[3];   // from one group to the next, in the same tensors
+  RowPlan plan;             // over tokens, of the first group: x, y (forward) or x, dy, dx (backward)
+  int64_t group_stride[3];  // from one group to the next, in the same tensors
 
   int64_t a_width() const { return has_vectors ? n_groups : length; }
 };
@@ -29,7 +29,9 @@ struct GateActivation {
   using Problem = gate::Problem;
   static constexpr const char *kName = "gate_activation";
   static constexpr bool kHasStep = false;
-  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *p);
+  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                Problem *p);
+  static fw_status check_more(const Problem &p);
   static const Impl<Problem> *impls(int32_t *n);
 };
 

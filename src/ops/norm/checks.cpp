@@ -17,7 +17,8 @@ fw_status check_settings(const fw_norm &desc, Problem *p) {
     FW_TRY(check_absent(kOp, "weight", desc.weight, "kind 0 (L2) takes none"));
     FW_TRY(check_absent(kOp, "gate", desc.gate, "kind 0 (L2) takes none"));
   }
-  if (given(desc.gate) && desc.gate_activation != FW_ACTIVATION_SILU && desc.gate_activation != FW_ACTIVATION_SIGMOID) {
+  if (given(desc.gate) && desc.gate_activation != FW_ACTIVATION_SILU &&
+      desc.gate_activation != FW_ACTIVATION_SIGMOID) {
     return fail(FW_INVALID_ARGUMENT, "%s: gate_activation is %d, allowed 1 (SiLU) or 2 (sigmoid) with a gate", kOp,
                 desc.gate_activation);
   }
@@ -32,7 +33,8 @@ fw_status check_settings(const fw_norm &desc, Problem *p) {
 
 }  // namespace
 
-fw_status Norm::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *p) {
+fw_status Norm::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                             Problem *p) {
   FW_TRY(check_settings(desc, p));
   p->direction = direction;
   p->x = desc.x;
@@ -45,9 +47,7 @@ fw_status Norm::make_problem(const Desc &desc, const Grads *grads, fw_direction 
   p->count = desc.kind == FW_NORM_RMS ? static_cast<double>(*length) : 1.0;
   if (given(p->weight)) FW_TRY(check_float(kOp, "weight", p->weight, length, 1, p->is_f64, with_data));
   if (given(p->gate)) FW_TRY(check_float(kOp, "gate", p->gate, shape, ndim, p->is_f64, with_data));
-  if (direction == FW_FORWARD || given(desc.y)) {
-    FW_TRY(check_float(kOp, "y", desc.y, shape, ndim, p->is_f64, with_data && direction == FW_FORWARD));
-  }
+  FW_TRY(check_result(kOp, "y", desc.y, shape, ndim, p->is_f64, with_data, direction));
   if (direction == FW_FORWARD) {
     p->y = desc.y;
     const Operand inputs[] = {{"x", &p->x}, {"weight", &p->weight}, {"gate", &p->gate}}, outputs[] = {{"y", &p->y}};
@@ -66,8 +66,10 @@ fw_status Norm::make_problem(const Desc &desc, const Grads *grads, fw_direction 
     if (given(p->dx)) FW_TRY(check_float(kOp, "dx", p->dx, shape, ndim, p->is_f64, with_data, p->x.dtype));
     if (!given(p->weight)) FW_TRY(check_absent(kOp, "dweight", p->dweight, "weight is not"));
     if (!given(p->gate)) FW_TRY(check_absent(kOp, "dgate", p->dgate, "gate is not"));
-    if (given(p->dweight)) FW_TRY(check_float(kOp, "dweight", p->dweight, length, 1, p->is_f64, with_data, p->weight.dtype));
-    if (given(p->dgate)) FW_TRY(check_float(kOp, "dgate", p->dgate, shape, ndim, p->is_f64, with_data, p->gate.dtype));
+    if (given(p->dweight))
+      FW_TRY(check_float(kOp, "dweight", p->dweight, length, 1, p->is_f64, with_data, p->weight.dtype));
+    if (given(p->dgate))
+      FW_TRY(check_float(kOp, "dgate", p->dgate, shape, ndim, p->is_f64, with_data, p->gate.dtype));
     const Operand inputs[] = {{"x", &p->x}, {"weight", &p->weight}, {"gate", &p->gate}, {"dy", &p->dy}};
     const Operand outputs[] = {{"dx", &p->dx}, {"dweight", &p->dweight}, {"dgate", &p->dgate}};
     FW_TRY(check_outputs(kOp, outputs, 3, inputs, 4, with_data));
@@ -76,5 +78,7 @@ fw_status Norm::make_problem(const Desc &desc, const Grads *grads, fw_direction 
   p->plan = plan_rows(walked, 5);
   return FW_OK;
 }
+
+fw_status Norm::check_more(const Problem &p) { return check_present(kOp, "y", p.y, p.direction); }
 
 }  // namespace fw::norm

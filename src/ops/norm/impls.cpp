@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates of the norms, best first. Workspace: scratch rows a thread and, backward with a weight, a partial row a block.
+// Candidates of the norms, best first. Workspace: scratch rows a thread and, backward with a weight, a partial row a
+// block.
 #include "core/ledger.hpp"
 #include "core/operands.hpp"
 #include "cpu/level_impl.hpp"
@@ -52,7 +53,9 @@ struct Ops {
       kernels.sum_dweight(p, buffers, blocks.n, begin, end, buffers.scratch + slot * kScratchRows * buffers.pitch);
     });
   }
-  static uint64_t reference_workspace(const fw_context &context, const Problem &p) { return norm::reference_workspace(context, p); }
+  static uint64_t reference_workspace(const fw_context &context, const Problem &p) {
+    return norm::reference_workspace(context, p);
+  }
   static void reference_run(fw_context &context, const Problem &p, void *workspace) {
     norm::reference_run(context, p, workspace);
   }

@@ -19,7 +19,8 @@ struct Kernels {
   // Rows [begin, end); scratch is the slot's. Backward also writes its block's row of partials.
   void (*rows)(const Problem &p, int64_t pitch, float *scratch, int64_t begin, int64_t end, float *partial);
   // Elements [begin, end) of dweight: the partials of all blocks, first to last. sum: end - begin floats.
-  void (*sum_dweight)(const Problem &p, const Buffers &buffers, int64_t n_blocks, int64_t begin, int64_t end, float *sum);
+  void (*sum_dweight)(const Problem &p, const Buffers &buffers, int64_t n_blocks, int64_t begin, int64_t end,
+                      float *sum);
 };
 
 }  // namespace fw::norm

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// L2, RMS and gated RMS norms. Plan: an item is a block of rows; a row goes through fp32 scratch (kScratchRows rows of its
-// length a slot): y = xhat * weight * act(gate), xhat = x rstd. Backward takes xhat again, then
+// L2, RMS and gated RMS norms. Plan: an item is a block of rows; a row goes through fp32 scratch (kScratchRows rows
+// of its length a slot): y = xhat * weight * act(gate), xhat = x rstd. Backward takes xhat again, then
 //   d_scaled = dy act(gate)   dweight += d_scaled xhat   dgate = dy xhat weight act'(gate)   dx from d_scaled weight
 // dweight is summed 64 rows at a time into the block's partial row, and a second pass adds the blocks in order.
 #include "cpu/activation.hpp"
@@ -33,7 +33,8 @@ void forward_row(const Problem &p, const Rows &r, const RowCursor &row, int64_t 
   const int64_t n = plan.length;
   load_row(p.x.data, p.x.dtype, row.offset[norm::kX], plan.inner[norm::kX], n, padded, r.x);
   norm_row(r.x, padded, static_cast<float>(p.count), static_cast<float>(p.eps), r.x);
-  if (r.gate) load_row(p.gate.data, p.gate.dtype, row.offset[norm::kGate], plan.inner[norm::kGate], n, padded, r.gate);
+  if (r.gate)
+    load_row(p.gate.data, p.gate.dtype, row.offset[norm::kGate], plan.inner[norm::kGate], n, padded, r.gate);
   if (r.weight || r.gate) {
     for (int64_t i = 0; i < padded; i += kLanes) {
       Vec y = load(r.x + i);
@@ -60,7 +61,8 @@ void backward_row(const Problem &p, const Rows &r, const RowCursor &row, int64_t
       store(r.out + i, dy * normed * activation_slope(p.gate_activation, z));
       store(r.dy + i, dy * activate(p.gate_activation, z));
     }
-    if (given(p.dgate)) store_row(p.dgate.data, p.dgate.dtype, row.offset[norm::kDgate], plan.inner[norm::kDgate], n, r.out);
+    if (given(p.dgate))
+      store_row(p.dgate.data, p.dgate.dtype, row.offset[norm::kDgate], plan.inner[norm::kDgate], n, r.out);
   }
   if (r.weight) {
     for (int64_t i = 0; i < padded; i += kLanes) {

@@ -25,7 +25,9 @@ struct Norm {
   using Problem = norm::Problem;
   static constexpr const char *kName = "norm";
   static constexpr bool kHasStep = false;
-  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *p);
+  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                Problem *p);
+  static fw_status check_more(const Problem &p);
   static const Impl<Problem> *impls(int32_t *n);
 };
 

@@ -7,7 +7,9 @@
 namespace fw::norm {
 namespace {
 
-double at(const fw_tensor &t, int64_t offset, double absent) { return given(t) ? load_f64(t.data, t.dtype, offset) : absent; }
+double at(const fw_tensor &t, int64_t offset, double absent) {
+  return given(t) ? load_f64(t.data, t.dtype, offset) : absent;
+}
 double weight_at(const Problem &p, int64_t i) { return at(p.weight, i * p.weight.strides[0], 1.0); }
 double x_at(const Problem &p, const RowCursor &row, int64_t i) {
   return at(p.x, row.offset[kX] + i * p.plan.inner[kX], 0.0);
@@ -46,7 +48,8 @@ void backward_row(const Problem &p, const RowCursor &row, double rstd, double *d
     }
     if (given(p.dgate)) {
       const double slope = activation_slope_f64(p.gate_activation, gate_at(p, row, i));
-      store_f64(p.dgate.data, p.dgate.dtype, row.offset[kDgate] + i * p.plan.inner[kDgate], dy * xhat * weight_at(p, i) * slope);
+      store_f64(p.dgate.data, p.dgate.dtype, row.offset[kDgate] + i * p.plan.inner[kDgate],
+                dy * xhat * weight_at(p, i) * slope);
     }
   }
 }
