@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Documents hold: links and their headings exist, paths in backticks exist, shown programs are the files they claim to be,
-and CONTRIBUTING.md names every check.
+"""Documents hold: links and their headings exist, paths and tests in backticks exist, shown programs are the files they claim
+to be, and CONTRIBUTING.md names every check.
 
 A shown program: a line <!-- file: examples/first.c --> right before the code block that repeats that file.
 """
@@ -14,6 +14,8 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 TICKED = re.compile(r"`([^`\n]+)`")
 TOP_FOLDERS = ("src/", "include/", "docs/", "tests/", "tools/", "train/", "bench/", "cmake/", "examples/", "models/", "python/", ".ci/")
 SHOWN = re.compile(r"<!-- file: (\S+) -->\n```\w*\n(.*?)```", re.DOTALL)
+TEST = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)", re.MULTILINE)
+NAMED_TEST = re.compile(r"`([A-Z]\w+)\.([A-Z]\w+)`")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -40,6 +42,11 @@ def check(root, build):
     present = {str(path) for path in files}
     for path in files:
         present.update(str(parent) for parent in path.parents)
+    tests = {}
+    for path in files:
+        if path.parts[0] == "tests" and path.suffix == ".cpp":
+            for suite, case in TEST.findall(checks.read(root, path)):
+                tests.setdefault(suite, set()).add(case)
     findings = []
     for path in files:
         if path.suffix != ".md":
@@ -69,6 +76,9 @@ def check(root, build):
                 name = ticked_path(match.group(1))
                 if name and name.rstrip("/") not in present:
                     findings.append(f"{where}: names {name}, which is not there")
+            for suite, case in NAMED_TEST.findall(line):
+                if suite in tests and case not in tests[suite]:
+                    findings.append(f"{where}: names the test {suite}.{case}, which is not there")
         for match in SHOWN.finditer(text):
             where = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
             if match.group(1) not in present:

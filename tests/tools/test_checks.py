@@ -370,12 +370,14 @@ def test_a_page_of_no_row_and_a_wrong_count_are_found(tree):
         ("[a](../src/gone.cpp)\n", "gone.cpp"),
         ("[a](#nothing)\n", "#nothing"),
         ("see `src/core/gone.hpp`\n", "src/core/gone.hpp"),
+        ("held by `Laws.Gone`\n", "Laws.Gone"),
         ("<!-- file: examples/a.c -->\n```c\nint b;\n```\n", "not examples/a.c"),
         ("<!-- file: examples/gone.c -->\n```c\nint b;\n```\n", "examples/gone.c"),
     ],
 )
 def test_stale_documents_are_found(tree, text, piece):
     tree.write("examples/a.c", "int a;\n")
+    tree.write("tests/ops/test_laws.cpp", "TEST(Laws, Causal) {}\n")
     tree.write("docs/a.md", "# Title\n" + text)
     only(tree.findings(check_docs), "docs/a.md", piece)
 
@@ -383,7 +385,8 @@ def test_stale_documents_are_found(tree, text, piece):
 def test_documents_that_hold_pass(tree):
     tree.write("examples/a.c", "int a;\n")
     tree.write("docs/b.md", "# Some words, more\n")
-    text = "[a](b.md) [b](b.md#some-words-more) [c](../examples/a.c) `examples/a.c` `src/<any>/x` [d](https://a.b/c)\n"
+    tree.write("tests/ops/test_laws.cpp", "TEST(Laws, Causal) {}\n")
+    text = "`Laws.Causal` [a](b.md) [b](b.md#some-words-more) [c](../examples/a.c) `examples/a.c` `src/<any>/x` [d](https://a.b/c)\n"
     tree.write("docs/a.md", text + "<!-- file: examples/a.c -->\n```c\nint a;\n```\n")
     assert tree.findings(check_docs) == []
 
