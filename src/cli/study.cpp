@@ -4,13 +4,21 @@
 namespace fw::cli {
 
 void add_study_command(CLI::App &app) {
-  CLI::App *study = app.add_subcommand("study", "Small numerical studies of the mathematics (docs/math.md)");
+  CLI::App *study = app.add_subcommand(
+      "study",
+      "Small numerical studies of the mathematics behind the library: which way of inverting I + L keeps its digits, "
+      "why\n"
+      "a series loses them, and where a quotient of decays overflows. docs/math.md derives what they show.");
   study->require_subcommand(1);
   study->footer(
-      "Each study prints a table; --json prints the data that docs/data/ keeps.\n"
-      "  fastweight study inverse            which way of inverting I + L keeps its digits, and where it loses them\n"
-      "  fastweight study paths              how large the terms of the Neumann series are, hop by hop\n"
-      "  fastweight study decay --gate -1    where the quotient of decays overflows");
+      "Each study prints a table; with --json it prints the data that docs/data keeps and tools/plot_study.py draws. "
+      "The\n"
+      "same options give the same numbers on every machine.\n\n"
+      "Examples:\n"
+      "  fastweight study inverse\n"
+      "  fastweight study inverse --sizes 4,8,16 --cosines 0.9\n"
+      "  fastweight study paths --size 16\n"
+      "  fastweight study decay --gate -0.5 --tokens 256");
   add_study_inverse(*study);
   add_study_paths(*study);
   add_study_decay(*study);

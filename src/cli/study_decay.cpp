@@ -59,6 +59,13 @@ void print(const Options &options) {
 void add_study_decay(CLI::App &study) {
   auto options = std::make_shared<Options>();
   CLI::App *command = study.add_subcommand("decay", "Where the quotient of decays overflows");
+  command->footer(
+      "A decay between two tokens of a chunk is a product of a factor of the later token (near) and one of the "
+      "earlier\n"
+      "(far) on paper. In fp32 far overflows once the chunk has forgotten more than 88.7 nats.\n\n"
+      "Examples:\n"
+      "  fastweight study decay\n"
+      "  fastweight study decay --gate -0.5 --tokens 256");
   command->add_option("--gate", options->gate, "Natural logarithm of every token's decay (-1)")
       ->check(CLI::Range(-1000.0, 0.0));
   command->add_option("--tokens", options->tokens, "Tokens of the chunk (128)")->check(CLI::Range(1, 65536));

@@ -140,6 +140,15 @@ void add_study_inverse(CLI::App &study) {
   auto options = std::make_shared<Options>();
   CLI::App *command =
       study.add_subcommand("inverse", "Error of (I + L)^-1, five ways, over the similarity of the keys");
+  command->footer(
+      "The inverse of I + L is the one step of a chunk of the delta rule that is not a product. Every way is exact "
+      "on paper;\n"
+      "here operands are rounded to fp32, bf16 or fp16 and sums are fp32, as on matrix units. Look at the rows of "
+      "similar\n"
+      "keys (cosine near 1): the two Neumann series lose all digits, substitution and the block ways do not.\n\n"
+      "Examples:\n"
+      "  fastweight study inverse\n"
+      "  fastweight study inverse --sizes 4,8,16 --cosines 0.9");
   command->add_option("--sizes", options->sizes, "Rows of L (16 64)")->check(CLI::Range(1, 256))->delimiter(',');
   command->add_option("--cosines", options->cosines, "Cosine of two keys (0 ... 0.99)")
       ->check(CLI::Range(0.0, 1.0))

@@ -65,6 +65,13 @@ void print(const Options &options) {
 void add_study_paths(CLI::App &study) {
   auto options = std::make_shared<Options>();
   CLI::App *command = study.add_subcommand("paths", "Size of the Neumann terms, hop by hop");
+  command->footer(
+      "The write operator U = (I + L)^-1 V' is a sum over paths in the graph of tokens, one term a number of edges. "
+      "The\n"
+      "sum stays near 1; look at how large its terms become when keys are similar.\n\n"
+      "Examples:\n"
+      "  fastweight study paths\n"
+      "  fastweight study paths --size 16 --cosines 0.5,0.9");
   command->add_option("--size", options->size, "Tokens (64)")->check(CLI::Range(1, 256));
   command->add_option("--cosines", options->cosines, "Cosine of two keys (0 0.5 0.9 0.99)")
       ->check(CLI::Range(0.0, 1.0))
