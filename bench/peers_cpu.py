@@ -19,7 +19,8 @@ How
   the same rounds; floor_ms is the larger of FLOPs over the matrix rate and bytes over the copy rate.
 
 Output
-  A table, and with --write the file bench/results/<machine>.json: machine, commit, versions, ceilings and rows.
+  A table, and with --write the file bench/results/<machine>.json: machine, commit, versions, ceilings and rows;
+  rows of an earlier run of the same commit stay.
 
 Examples
   bench/peers_cpu.py                                   forward, peers and rows, one thread, default sizes
@@ -201,6 +202,23 @@ def arguments_of(line):
     return arguments
 
 
+KEY = ("op", "direction", "impl", "dtype", "B", "T", "H", "HV", "K", "V", "threads")
+
+
+def joined(result, path, threads):
+    """The result with the rows that an earlier run of the same commit wrote for other problems or threads."""
+    result["ceilings_by_threads"] = {str(threads): result["ceilings"]}
+    if not path.exists():
+        return result
+    old = json.loads(path.read_text())
+    if old.get("commit") != result["commit"]:
+        return result
+    mine = {tuple(row.get(key) for key in KEY) for row in result["rows"]}
+    result["rows"] = [row for row in old["rows"] if tuple(row.get(key) for key in KEY) not in mine] + result["rows"]
+    result["ceilings_by_threads"] = {**old.get("ceilings_by_threads", {}), **result["ceilings_by_threads"]}
+    return result
+
+
 def main(line=None):
     arguments = arguments_of(line)
     ceilings = machine.Ceilings(arguments.threads)
@@ -220,7 +238,7 @@ def main(line=None):
         path.parent.mkdir(parents=True, exist_ok=True)
         result = {"machine": machine.machine_class(), "commit": machine.commit(), "versions": machine.versions(**versions),
                   "ceilings": ceilings.as_json(), "rows": rows}
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        path.write_text(json.dumps(joined(result, path, arguments.threads), indent=1) + "\n")
         print(f"wrote {path}")
     return 0
 
