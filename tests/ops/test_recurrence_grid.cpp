@@ -26,7 +26,7 @@ int64_t pick(Random &random, std::initializer_list<int64_t> choices) {
 Spec draw(Spec s, int64_t dtype, int64_t regime, int64_t seed) {
   Random random(static_cast<uint64_t>(seed));
   s.dtype = dtype, s.regime = regime, s.seed = seed;
-  const bool is_large = is_full() && random.chance(0.3);
+  const bool is_large = is_full() && random.chance(0.15);
   s.B = random.integer(1, 2);
   s.H = random.integer(1, 2);
   s.group = random.integer(1, 3);
@@ -62,7 +62,7 @@ std::vector<Spec> rows() {
 }
 
 int64_t seeds_of(const Spec &row) {
-  if (is_full()) return row.op == FW_OP_BY_AXES ? 2 : 6;
+  if (is_full()) return row.op == FW_OP_BY_AXES ? 1 : 4;
   return 1;
 }
 
