@@ -45,7 +45,9 @@ struct AsF16 {
 #elif defined(__AVX2__)
     return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
 #else
-    return Vec{f16_to_f32(p[0]), f16_to_f32(p[1]), f16_to_f32(p[2]), f16_to_f32(p[3])};
+    Vec x;
+    for (int i = 0; i < kLanes; ++i) x[i] = f16_to_f32(p[i]);
+    return x;
 #endif
   }
   static float widen_one(uint16_t x) { return f16_to_f32(x); }
