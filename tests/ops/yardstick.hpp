@@ -11,6 +11,7 @@
 
 #include "harness_call.hpp"
 #include "ops/recurrence/checks.hpp"
+#include "ops/recurrence/reference.hpp"
 #include "ops/recurrence/reference_run.hpp"
 #include "tolerances.hpp"
 
@@ -73,16 +74,15 @@ inline Outputs yardstick_run(const Spec &spec, const Operands &operands, fw_dire
   if (out.status != FW_OK) return out;
   if (is_second && !p.has_normalizer) detail::reverse_keys(p);
   std::vector<unsigned char> workspace;
-  const auto run = [&](const auto &reference) {
-    workspace.resize(reference.workspace(*context.get()));
-    reference.run(*context.get(), workspace.data());
-  };
   if (spec.dtype == FW_F32) {
-    run(recurrence::ReferenceRun<float, recurrence::Exact>(p, recurrence::Exact()));
+    workspace.resize(recurrence::reference_recurrent_workspace(*context.get(), p));
+    recurrence::run_reference_recurrent(*context.get(), p, workspace.data());
   } else {
     const bool is_exact = p.gate == FW_GATE_NONE && p.erase == FW_ERASE_NONE;
     const StorageRounding rounding = {spec.dtype == FW_BF16 ? 16u : 13u, is_exact ? 0.0f : is_second ? 1.7f : 1.3f};
-    run(recurrence::ReferenceRun<float, StorageRounding>(p, rounding));
+    const recurrence::ReferenceRun<float, StorageRounding> reference(p, rounding);
+    workspace.resize(reference.workspace(*context.get()));
+    reference.run(*context.get(), workspace.data());
   }
   for (const auto &[name, buffer] : call.outputs) out.values[name] = buffer->values();
   return out;
