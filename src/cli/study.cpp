@@ -4,16 +4,12 @@
 namespace fw::cli {
 
 void add_study_command(CLI::App &app) {
-  CLI::App *study = app.add_subcommand(
-      "study",
-      "Small numerical studies of the mathematics behind the library: which way of inverting I + L keeps its digits, "
-      "why\n"
-      "a series loses them, and where a quotient of decays overflows. docs/math.md derives what they show.");
+  CLI::App *study = app.add_subcommand("study", "Studies of the mathematics: inverses, paths, decays");
   study->require_subcommand(1);
   study->footer(
-      "Each study prints a table; with --json it prints the data that docs/data keeps and tools/plot_study.py draws. "
-      "The\n"
-      "same options give the same numbers on every machine.\n\n"
+      "Which way of inverting I + L keeps its digits, why a series loses them, and where a quotient of decays overflows;\n"
+      "docs/math.md derives what they show. Each study prints a table; with --json it prints the data that docs/data keeps\n"
+      "and tools/plot_study.py draws. The same options give the same numbers on every machine.\n\n"
       "Examples:\n"
       "  fastweight study inverse\n"
       "  fastweight study inverse --sizes 4,8,16 --cosines 0.9\n"
