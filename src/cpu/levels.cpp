@@ -1,7 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/levels.hpp"
 
+#if defined(FW_HAVE_X86_LEVELS)
+#include <cpuid.h>
+#endif
+
 namespace fw {
+namespace {
+
+#if defined(FW_HAVE_X86_LEVELS)
+// clang 14 does not know the name "f16c" in __builtin_cpu_supports
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
+}
+#endif
+
+}  // namespace
 
 const char *level_name(int32_t level) {
   switch (level) {
@@ -25,7 +40,7 @@ bool level_is_available(int32_t level) {
 #if defined(FW_HAVE_X86_LEVELS)
   __builtin_cpu_init();
   if (level == kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   }
   if (level == kAvx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
