@@ -43,7 +43,6 @@ def test_the_call_of_a_page_runs(page, tmp_path):
 
 
 def test_there_is_a_page_for_every_row_and_none_of_nothing():
-    verbs = re.findall(r"^FW_DECLARE_VERBS\((\w+)\)", (ROOT / "include/fastweight/neighbours.h").read_text(), re.MULTILINE)
     text = (ROOT / "src/ops/recurrence/catalogue.cpp").read_text()
     rows = set(re.findall(r'^\s*\{"(\w+)",\s*FW_OP_', text, re.MULTILINE)) | {"by_axes"}
     neighbours = set(re.findall(r"^FW_DECLARE_VERBS\((\w+)\)", (ROOT / "include/fastweight/neighbours.h").read_text(), re.MULTILINE))
