@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's struct, read once: whatever the library knows of it afterwards is the copy. A struct_size below ours is an
-// older caller's (missing fields are 0), above ours a newer caller's (the bytes unknown here must be 0).
+// The caller's struct, read once: whatever the library knows of it afterwards is the copy. A struct_size below ours
+// is an older caller's (missing fields are 0), above ours a newer caller's (the bytes unknown here must be 0).
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -22,14 +22,15 @@ fw_status read_descriptor(const char *op, const T *desc, T *copy, const char *wh
   uint32_t size;
   memcpy(&size, desc, sizeof size);
   if (size < kMinStructSize || size > kMaxStructSize) {
-    return fail(FW_INVALID_ARGUMENT, "%s: %s.struct_size is %u, expected %zu (allowed %u to %u)", op, what, size, sizeof(T),
-                kMinStructSize, kMaxStructSize);
+    return fail(FW_INVALID_ARGUMENT, "%s: %s.struct_size is %u, expected %zu (allowed %u to %u)", op, what, size,
+                sizeof(T), kMinStructSize, kMaxStructSize);
   }
   const unsigned char *bytes = reinterpret_cast<const unsigned char *>(desc);
   for (uint32_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] != 0) {
-      return fail(FW_INVALID_ARGUMENT, "%s: %s.struct_size is %u, and byte %u, past the %zu that this version knows, is %u, allowed 0",
-                  op, what, size, i, sizeof(T), bytes[i]);
+      return fail(FW_INVALID_ARGUMENT,
+                  "%s: %s.struct_size is %u, and byte %u, past the %zu that this version knows, is %u, allowed 0", op,
+                  what, size, i, sizeof(T), bytes[i]);
     }
   }
   *copy = T{};
@@ -56,8 +57,8 @@ inline fw_status check_absent(const char *op, const char *name, const fw_tensor 
 
 // The slots of a pool, one a sequence: int32 [N], negative skips, below `slots`, no slot twice. with_data: read them.
 // The comparison of all pairs is N^2 / 2 int32 compares, below the work of any step of N sequences.
-inline fw_status check_state_indices(const char *op, const fw_tensor &indices, int64_t n_sequences, int64_t slots, bool with_data,
-                                     const char *pool = "state", const char *name = "state_indices") {
+inline fw_status check_state_indices(const char *op, const fw_tensor &indices, int64_t n_sequences, int64_t slots,
+                                     bool with_data, const char *pool = "state", const char *name = "state_indices") {
   if (!given(indices)) {
     if (slots >= n_sequences) return FW_OK;
     return fail(FW_INVALID_ARGUMENT, "%s: %s has %lld slots, expected at least N = %lld without %s", op, pool,

@@ -4,15 +4,19 @@
 namespace fw {
 namespace {
 
+// For a shape with a 0, whose other sizes and strides are unbounded.
+RowPlan no_rows(int32_t n_tensors) {
+  RowPlan plan = {};
+  plan.n_tensors = n_tensors;
+  return plan;
+}
+
 // order: dimensions from the inside out. The first is always kept; others of size 1 are dropped, and one joins the
 // dimension inside it when every tensor steps over that one exactly; the first can be joined when inner_may_grow.
 RowPlan merge(const fw_tensor *const *tensors, int32_t n_tensors, const int32_t *order, bool inner_may_grow) {
   RowPlan plan = {};
   plan.n_tensors = n_tensors;
   const int32_t ndim = tensors[0]->ndim;
-  for (int32_t i = 0; i < ndim; ++i) {
-    if (tensors[0]->shape[i] == 0) return plan;
-  }
   int64_t shape[FW_MAX_DIMS] = {}, strides[RowPlan::kMaxTensors][FW_MAX_DIMS] = {};
   int32_t n = 0;
   for (int32_t i = 0; i < ndim; ++i) {
@@ -46,6 +50,7 @@ RowPlan merge(const fw_tensor *const *tensors, int32_t n_tensors, const int32_t 
 }  // namespace
 
 RowPlan plan_rows(const fw_tensor *const *tensors, int32_t n_tensors) {
+  if (numel(*tensors[0]) == 0) return no_rows(n_tensors);
   int32_t order[FW_MAX_DIMS];
   const int32_t ndim = tensors[0]->ndim;
   for (int32_t i = 0; i < ndim; ++i) order[i] = ndim - 1 - i;
@@ -53,6 +58,7 @@ RowPlan plan_rows(const fw_tensor *const *tensors, int32_t n_tensors) {
 }
 
 RowPlan plan_elements(const fw_tensor *const *tensors, int32_t n_tensors) {
+  if (numel(*tensors[0]) == 0) return no_rows(n_tensors);
   int32_t order[FW_MAX_DIMS];
   const fw_tensor &first = *tensors[0];
   const auto reach = [&](int32_t d) {  // a dimension of size 1 goes outermost, whatever its stride

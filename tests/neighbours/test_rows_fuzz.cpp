@@ -323,7 +323,8 @@ TEST(RowsFuzz, ShortConv) {
           desc.give(&D::cu_seqlens, FW_I32, {N + 1});
           int32_t *cu = static_cast<int32_t *>(desc->cu_seqlens.data);
           for (int64_t n = 1; n <= N; ++n)
-            cu[n] = static_cast<int32_t>(cu[n - 1] + rng.below(std::max<int64_t>(T - cu[n - 1], 0) + 1) + (rng.below(20) == 0));
+            cu[n] = static_cast<int32_t>(cu[n - 1] + rng.below(std::max<int64_t>(T - cu[n - 1], 0) + 1) +
+                                         (rng.below(20) == 0));
         }
         if (direction == FW_STEP) {
           desc.give(&D::state, other, {N + 1, D_, W - 1});
