@@ -35,7 +35,7 @@ Sizes sizes_of(const Problem &p) {
 
 // A slot's scratch.
 struct Slot {
-  float *q, *o, *dq, *scores, *d_scores, *rescale, *top, *sum, *k_block, *v_block;
+  float *q, *o, *dq, *scores, *d_scores, *top, *sum, *highest, *rescale, *k_block, *v_block;
 };
 
 struct Buffers {
@@ -54,9 +54,7 @@ Slot lay_out_slot(Ledger &ledger, const Problem &p, const Sizes &z) {
   const bool is_backward = p.direction == FW_BACKWARD;
   s.o = ledger.take<float>(product(z.tile_rows, z.v_pitch));
   s.scores = ledger.take<float>(product(z.tile_rows, kKeyBlock));
-  s.rescale = ledger.take<float>(z.tile_rows);
-  s.top = ledger.take<float>(z.tile_rows);
-  s.sum = ledger.take<float>(z.tile_rows);
+  for (float **numbers : {&s.top, &s.sum, &s.highest, &s.rescale}) *numbers = ledger.take<float>(scratch_pitch(z.tile_rows));
   s.k_block = ledger.take<float>(product(kKeyBlock, z.k_pitch));
   s.v_block = ledger.take<float>(product(kKeyBlock, z.v_pitch));
   if (is_backward) {
@@ -242,9 +240,10 @@ Tile tile_of(const Call &c, const Rows &r, const Slot &slot) {
   t.q = slot.q;
   t.scores = slot.scores;
   t.d_scores = slot.d_scores;
-  t.rescale = slot.rescale;
   t.top = slot.top;
   t.sum = slot.sum;
+  t.highest = slot.highest;
+  t.rescale = slot.rescale;
   t.o = slot.o;
   t.dq = slot.dq;
   return t;

@@ -34,8 +34,8 @@ struct Tile {
   const float *q;                 // [rows, k_pitch] turned, times scale
   const float *d_o;               // [rows, v_pitch] backward
   float *scores, *d_scores;       // [rows, kKeyBlock]
-  float *rescale;                 // [rows]
   float *top, *sum;               // [rows] forward: the largest score and the sum of exponentials relative to it
+  float *highest, *rescale;       // [rows] scratch; these four are padded to whole vectors
   float *o;                       // [rows, v_pitch] forward: the weighted sum of values, not yet divided
   const float *reference, *inverse, *delta;  // [rows] backward: p = exp(score - reference) * inverse; delta = o . d_o
   float *dq;                      // [rows, k_pitch]

@@ -133,47 +133,68 @@ inline Vec column_index(int64_t j) {
   return index + splat(static_cast<float>(j));
 }
 
-// One row against one block: scores in columns [begin, end) become exponentials, all other columns 0.
-inline void softmax_row(float *scores, int64_t begin, int64_t end, float *top, float *sum, float *rescale) {
-  const Vec from = splat(static_cast<float>(begin)), to = splat(static_cast<float>(end)), nothing = splat(-__builtin_inff());
-  Vec most = nothing;
-  for (int64_t j = 0; j < kKeyBlock; j += kLanes) {
-    const Vec index = column_index(j);
-    const Vec x = select((index >= from) & (index < to), load(scores + j), nothing);
-    store(scores + j, x);
-    most = max(x, most);  // a NaN is passed over here and comes back through its exponential
+// The largest score of a row in columns [begin, end) of a block and `top`; all other columns become -inf.
+inline float mask_row(float *scores, int64_t begin, int64_t end, float top) {
+  Vec most = splat(top);
+  if (begin == 0 && end == kKeyBlock) {
+    for (int64_t j = 0; j < kKeyBlock; j += kLanes) most = max(load(scores + j), most);
+  } else {
+    const Vec from = splat(static_cast<float>(begin)), to = splat(static_cast<float>(end));
+    for (int64_t j = 0; j < kKeyBlock; j += kLanes) {
+      const Vec index = column_index(j);
+      const Vec x = select((index >= from) & (index < to), load(scores + j), splat(-__builtin_inff()));
+      store(scores + j, x);
+      most = max(x, most);  // a NaN is passed over here and comes back through its exponential
+    }
   }
-  float lanes[kLanes], highest = *top;
+  float lanes[kLanes], highest = top;
   store(lanes, most);
   for (int i = 0; i < kLanes; ++i) highest = lanes[i] > highest ? lanes[i] : highest;
-  const float reference = highest == -__builtin_inff() ? 0.0f : highest;
-  Vec total = {};
-  for (int64_t j = 0; j < kKeyBlock; j += kLanes) {
-    const Vec e = exp(load(scores + j) - splat(reference));
-    store(scores + j, e);
-    total += e;
+  return highest;
+}
+
+inline Vec reference_of(Vec top) { return select(top == splat(-__builtin_inff()), Vec{}, top); }
+
+// Scores of a block become exponentials relative to the largest score so far; top, sum and rescale move on.
+void softmax_block(const Tile &t, int64_t start) {
+  const int64_t rows = t.rows();
+  memcpy(t.highest, t.top, static_cast<size_t>(pad_lanes(rows)) * 4);
+  for_runs(t, start, [&](int64_t row, int64_t n, int64_t begin, int64_t end) {
+    for (int64_t r = row; r < row + n; ++r) t.highest[r] = mask_row(t.scores + r * kKeyBlock, begin, end, t.top[r]);
+  });
+  for (int64_t r = 0; r < rows; r += kLanes) {
+    const Vec highest = load(t.highest + r);
+    store(t.rescale + r, exp(load(t.top + r) - reference_of(highest)));  // 1 for a row that sees nothing of the block
+    store(t.top + r, highest);
   }
-  *rescale = exp(splat(*top - reference))[0];
-  *sum = fma(*sum, *rescale, sum_lanes(total));
-  *top = highest;
+  for_runs(t, start, [&](int64_t row, int64_t n, int64_t, int64_t) {
+    for (int64_t r = row; r < row + n; ++r) {
+      const Vec reference = reference_of(splat(t.top[r]));
+      float *scores = t.scores + r * kKeyBlock;
+      Vec total = {};
+      for (int64_t j = 0; j < kKeyBlock; j += kLanes) {
+        const Vec e = exp(load(scores + j) - reference);
+        store(scores + j, e);
+        total += e;
+      }
+      t.sum[r] = fma(t.sum[r], t.rescale[r], sum_lanes(total));
+    }
+  });
 }
 
 void forward_tile(const Keys &keys, const Tile &t) {
   const int64_t rows = t.rows(), v_pitch = keys.v_pitch;
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < pad_lanes(rows); ++r) {
     t.top[r] = -__builtin_inff();
     t.sum[r] = 0;
   }
   memset(t.o, 0, static_cast<size_t>(rows * v_pitch) * 4);
   for_blocks(keys, t, [&](const Block &b, int64_t start, int64_t low, int64_t high) {
     gemm_nt(rows, high - low, keys.k_pitch, t.q, keys.k_pitch, b.k, b.ldk, t.scores + (low - start), kKeyBlock, false);
+    softmax_block(t, start);
     for_runs(t, start, [&](int64_t row, int64_t n, int64_t begin, int64_t end) {
-      float *scores = t.scores + row * kKeyBlock;
-      for (int64_t r = 0; r < n; ++r) {
-        softmax_row(scores + r * kKeyBlock, begin, end, t.top + row + r, t.sum + row + r, t.rescale + row + r);
-      }
-      gemm_nn<Keep::kScaled>(n, v_pitch, end - begin, scores + begin, kKeyBlock, 1, b.v + (start + begin - low) * b.ldv, b.ldv,
-                             t.o + row * v_pitch, v_pitch, t.rescale + row);
+      gemm_nn<Keep::kScaled>(n, v_pitch, end - begin, t.scores + row * kKeyBlock + begin, kKeyBlock, 1,
+                             b.v + (start + begin - low) * b.ldv, b.ldv, t.o + row * v_pitch, v_pitch, t.rescale + row);
     });
   });
 }

@@ -298,7 +298,7 @@ inline __attribute__((always_inline)) void score_pair(int64_t Kp, const float *a
     if constexpr (kErases) sum_x = fma(load(x + d), kAfter ? decayed : earlier, sum_x);
   }
   float sums[4];
-  gemm_detail::sum_lanes_4(sum_q, sum_x, Vec{}, Vec{}, sums);
+  sum_lanes_4(sum_q, sum_x, Vec{}, Vec{}, sums);
   *qk = sums[0];
   if constexpr (kErases) *xk = sums[1];
 }
