@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of rows with rows (dot products), the right side stored in fp32, bf16 or fp16. Included by *.isa.cpp files only.
+// Products of rows with rows (dot products), the right side stored in fp32, bf16 or fp16. Included by *.isa.cpp
+// files only.
 //
-// Plan: tiles of 1 to 4 rows x cols_of(rows) lane-wise accumulators run along the depth, kDotDepth at a time; the right side
-// is widened in registers, which leaves a stream of weights at its stored size. With one row, 8 right rows are read side by
-// side: enough independent sums to hide the latency of the fused multiply-add.
+// Plan: tiles of 1 to 4 rows x cols_of(rows) lane-wise accumulators run along the depth, kDotDepth at a time; the
+// right side is widened in registers, which leaves a stream of weights at its stored size. With one row, 8 right
+// rows are read side by side: enough independent sums to hide the latency of the fused multiply-add.
 #pragma once
 #include "cpu/rows.hpp"
 #include "cpu/vec.hpp"
@@ -45,7 +46,8 @@ struct AsBf16 {
   typedef uint16_t Stored;
   static inline __attribute__((always_inline)) Vec widen(const uint16_t *p) {
 #if defined(__AVX512F__)
-    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))), 16);
+    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))),
+                                  16);
 #elif defined(__AVX2__)
     return (Vec)widen_bf16_8(p);
 #else
@@ -87,7 +89,8 @@ constexpr int cols_of(int rows) {
 #endif
 }
 
-// acc[m * kCols + n] += x[m] * w[n], a vector of depth. The side with fewer rows stays in registers, the other passes by.
+// acc[m * kCols + n] += x[m] * w[n], a vector of depth. The side with fewer rows stays in registers, the other
+// passes by.
 template <int kRows, int kCols, class X, class W>
 inline __attribute__((always_inline)) void dot_vectors(X row_at, W col_at, Vec *acc) {
   constexpr bool kHoldRows = kRows < kCols;
@@ -107,16 +110,18 @@ inline __attribute__((always_inline)) void dot_vectors(X row_at, W col_at, Vec *
 }
 
 template <int kRows, int kCols, class W>
-inline __attribute__((always_inline)) void dot_tile(int64_t depth, const float *x, int64_t ldx, const typename W::Stored *w,
-                                                    int64_t ldw, float *y, int64_t ldy, bool is_added) {
+inline __attribute__((always_inline)) void dot_tile(int64_t depth, const float *x, int64_t ldx,
+                                                    const typename W::Stored *w, int64_t ldw, float *y, int64_t ldy,
+                                                    bool is_added) {
   constexpr int kSums = (kRows * kCols + 3) / 4 * 4;
   Vec acc[kSums];
 #pragma GCC unroll 64
   for (int i = 0; i < kSums; ++i) acc[i] = Vec{};
   int64_t k = 0;
   for (; k + kLanes <= depth; k += kLanes) {
-    dot_vectors<kRows, kCols>([&](int m) __attribute__((always_inline)) { return load(x + m * ldx + k); },
-                              [&](int n) __attribute__((always_inline)) { return W::widen(w + n * ldw + k); }, acc);
+    dot_vectors<kRows, kCols>(
+        [&](int m) __attribute__((always_inline)) { return load(x + m * ldx + k); },
+        [&](int n) __attribute__((always_inline)) { return W::widen(w + n * ldw + k); }, acc);
   }
   if (k < depth) {
     dot_vectors<kRows, kCols>([&](int m) { return widen_tail<AsF32>(x + m * ldx + k, depth - k); },
@@ -136,21 +141,22 @@ inline __attribute__((always_inline)) void dot_tile(int64_t depth, const float *
 }
 
 template <int kRows, int kCols, class W>
-FW_NOINLINE void dot_cols(int64_t cols, int64_t depth, const float *x, int64_t ldx, const typename W::Stored *w, int64_t ldw,
-                          float *y, int64_t ldy, bool is_added) {
+FW_NOINLINE void dot_cols(int64_t cols, int64_t depth, const float *x, int64_t ldx, const typename W::Stored *w,
+                          int64_t ldw, float *y, int64_t ldy, bool is_added) {
   int64_t n = 0;
-  for (; n + kCols <= cols; n += kCols) dot_tile<kRows, kCols, W>(depth, x, ldx, w + n * ldw, ldw, y + n, ldy, is_added);
+  for (; n + kCols <= cols; n += kCols)
+    dot_tile<kRows, kCols, W>(depth, x, ldx, w + n * ldw, ldw, y + n, ldy, is_added);
   if constexpr (kCols > 1) {
     constexpr int kFewer = kCols > 4 ? 4 : kCols > 2 ? 2 : 1;
     if (n < cols) dot_cols<kRows, kFewer, W>(cols - n, depth, x, ldx, w + n * ldw, ldw, y + n, ldy, is_added);
   }
 }
 
-// y[m * ldy + n] (+)= sum_k x[m * ldx + k] * w[n * ldw + k], k < depth. Order of each sum: lanes, the tree of sum_lanes_4,
-// then blocks of kDotDepth; it depends on depth alone.
+// y[m * ldy + n] (+)= sum_k x[m * ldx + k] * w[n * ldw + k], k < depth. Order of each sum: lanes, the tree of
+// sum_lanes_4, then blocks of kDotDepth; it depends on depth alone.
 template <class W>
-FW_NOINLINE void dots(int64_t rows, int64_t cols, int64_t depth, const float *x, int64_t ldx, const typename W::Stored *w,
-                      int64_t ldw, float *y, int64_t ldy, bool is_added) {
+FW_NOINLINE void dots(int64_t rows, int64_t cols, int64_t depth, const float *x, int64_t ldx,
+                      const typename W::Stored *w, int64_t ldw, float *y, int64_t ldy, bool is_added) {
   int64_t k = 0;
   do {
     const int64_t part = depth - k < kDotDepth ? depth - k : kDotDepth;

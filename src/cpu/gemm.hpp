@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dense products of small fp32 matrices held in cache. Included by *.isa.cpp files only.
 //
-// Plan: register tiles of up to kTileRows x (vecs_of(rows) * kLanes) accumulators for nn, the tiles of dots.hpp for nt.
-// Every element is summed in one fixed order that depends on the depth alone: a row's or a column's bits do not depend on
-// how many others are computed with it.
+// Plan: register tiles of up to kTileRows x (vecs_of(rows) * kLanes) accumulators for nn, the tiles of dots.hpp
+// for nt. Every element is summed in one fixed order that depends on the depth alone: a row's or a column's bits
+// do not depend on how many others are computed with it.
 #pragma once
 #include "cpu/dots.hpp"
 #include "cpu/vec.hpp"
@@ -22,8 +22,9 @@ enum class Keep { kNothing, kAll, kScaled };
 namespace gemm_detail {
 
 template <int kRows, int kVecs, Keep kKeep>
-inline __attribute__((always_inline)) void nn_tile(int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
-                                                   int64_t ldb, float *c, int64_t ldc, const float *row_scale) {
+inline __attribute__((always_inline)) void nn_tile(int64_t depth, const float *a, int64_t a_row, int64_t a_col,
+                                                   const float *b, int64_t ldb, float *c, int64_t ldc,
+                                                   const float *row_scale) {
   Vec acc[kRows][kVecs];
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
@@ -75,7 +76,8 @@ FW_NOINLINE void nn_rows(int64_t cols, int64_t depth, const float *a, int64_t a_
     nn_tile<kRows, kVecs, kKeep>(depth, a, a_row, a_col, b + n, ldb, c + n, ldc, row_scale);
   }
   if constexpr (kVecs > 1) {
-    if (n < cols) nn_rows<kRows, kVecs / 2, kKeep>(cols - n, depth, a, a_row, a_col, b + n, ldb, c + n, ldc, row_scale);
+    if (n < cols)
+      nn_rows<kRows, kVecs / 2, kKeep>(cols - n, depth, a, a_row, a_col, b + n, ldb, c + n, ldc, row_scale);
   }
 }
 
@@ -95,21 +97,22 @@ void nn_rest(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t 
 // c[m][n] = keep(c)[m][n] + sum_k a[m * a_row + k * a_col] * b[k * ldb + n]; cols a multiple of kLanes.
 // Keep::kScaled multiplies row m of c by row_scale[m] first. The sum runs over k upward.
 template <Keep kKeep>
-FW_NOINLINE inline void gemm_nn(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t a_row, int64_t a_col,
-                                const float *b, int64_t ldb, float *c, int64_t ldc, const float *row_scale = nullptr) {
+FW_NOINLINE inline void gemm_nn(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t a_row,
+                                int64_t a_col, const float *b, int64_t ldb, float *c, int64_t ldc,
+                                const float *row_scale = nullptr) {
   using namespace gemm_detail;
   int64_t m = 0;
   for (; m + kTileRows <= rows; m += kTileRows) {
     nn_rows<kTileRows, kTileVecs, kKeep>(cols, depth, a + m * a_row, a_row, a_col, b, ldb, c + m * ldc, ldc,
-                              row_scale ? row_scale + m : nullptr);
+                                         row_scale ? row_scale + m : nullptr);
   }
   nn_rest<kTileRows - 1, kKeep>(rows - m, cols, depth, a + m * a_row, a_row, a_col, b, ldb, c + m * ldc, ldc,
                                 row_scale ? row_scale + m : nullptr);
 }
 
 // c[m][n] (+)= sum_k a[m * lda + k] * b[n * ldb + k]; the order of dots().
-inline void gemm_nt(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb,
-                    float *c, int64_t ldc, bool is_added) {
+inline void gemm_nt(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t lda, const float *b,
+                    int64_t ldb, float *c, int64_t ldc, bool is_added) {
   dots<AsF32>(rows, cols, depth, a, lda, b, ldb, c, ldc, is_added);
 }
 

@@ -2,14 +2,16 @@
 // A call of fw_attention with its tensors, and what it must give, summed here in fp64 by position.
 //
 // Allowed error, in round-offs u of the computing type. A score of D products of turned operands is within
-// (D + 12) u M of the truth, M = sum |q'| |k'| with |x'| <= |x1| + |x2| (12: scale, two turns of 4, the product, slack).
-// A weight exp(score - top), rescaled once a block, is within e u of its truth relative to itself, up to a factor that all
-// weights of the row share:   e = max over keys (D + 12) M + 2 (highest - lowest score) + 3 blocks + keys + 6
+// (D + 12) u M of the truth, M = sum |q'| |k'| with |x'| <= |x1| + |x2| (12: scale, two turns of 4, the product,
+// slack). A weight exp(score - top), rescaled once a block, is within e u of its truth relative to itself, up to a
+// factor that all weights of the row share:
+//   e = max over keys (D + 12) M + 2 (highest - lowest score) + 3 blocks + keys + 6
 // (argument and result of each exponential; the chain of sums). Then, with p the weights:
 //   o    2 e sum p |v|                      (numerator and divisor)
 //   dv   sum over rows p |d_o| (2 e + rows)
 //   ds = p (dp - delta), |ds| <= p (A + B), A = sum |d_o| |v|, B = sum p A; within p (A + B) (4 e + DV + 4)
-//   dq   scale * sum over keys p (A + B) |k'| (4 e + DV + keys + 16), both halves of a turned pair together; dk likewise.
+//   dq   scale * sum over keys p (A + B) |k'| (4 e + DV + keys + 16), both halves of a turned pair together
+//   dk   likewise over rows
 // A weight below 2^-149 underflows: in a bound p stands for p + 2^-125, which is 2^-149 after the factor u.
 #pragma once
 #include "neighbours/harness.hpp"
@@ -90,7 +92,9 @@ struct AttentionCall {
     grads.struct_size = sizeof grads;
     grads.d_o = d_o.view(), grads.dq = dq.view(), grads.dk = dk.view(), grads.dv = dv.view();
   }
-  void forward(fw_context *context) { ASSERT_EQ(run_forward<attention_api>(context, desc), FW_OK) << fw_last_error(); }
+  void forward(fw_context *context) {
+    ASSERT_EQ(run_forward<attention_api>(context, desc), FW_OK) << fw_last_error();
+  }
   void backward(fw_context *context) {
     fw_attention without_o = desc;
     without_o.o = fw_tensor{};
@@ -100,7 +104,8 @@ struct AttentionCall {
     uint64_t bytes = 0;
     ASSERT_EQ(fw_attention_workspace_size(context, &desc, FW_STEP, &bytes), FW_OK) << fw_last_error();
     ASSERT_EQ(fw_attention_check(context, &desc, nullptr, FW_STEP), FW_OK) << fw_last_error();
-    ASSERT_EQ(with_workspace(bytes, [&](void *w, uint64_t n) { return fw_attention_step(context, &desc, w, n); }), FW_OK)
+    ASSERT_EQ(with_workspace(bytes, [&](void *w, uint64_t n) { return fw_attention_step(context, &desc, w, n); }),
+              FW_OK)
         << fw_last_error();
   }
 };
@@ -109,7 +114,8 @@ struct AttentionCall {
 class AttentionTruth {
  public:
   std::vector<Truth> o, dq, dk, dv;
-  std::vector<std::vector<Truth>> written_k, written_v;  // step: [slot * capacity + row] -> [HK * D], [HK * DV]; empty: kept
+  // step: [slot * capacity + row] -> [HK * D], [HK * DV]; empty: kept
+  std::vector<std::vector<Truth>> written_k, written_v;
 
   explicit AttentionTruth(AttentionCall &call) : a_(call), c_(call.c) {
     o.resize(size(c_.HQ * c_.DV));
@@ -131,7 +137,9 @@ class AttentionTruth {
   int64_t begin(int64_t n) const { return c_.cu.empty() ? n * c_.T : c_.cu[index(n)]; }
   int64_t end(int64_t n) const { return c_.cu.empty() ? (n + 1) * c_.T : c_.cu[index(n + 1)]; }
   bool is_step() const { return c_.capacity > 0; }
-  int64_t first(int64_t n) const { return is_step() ? c_.lengths[index(n)] : c_.starts.empty() ? 0 : c_.starts[index(n)]; }
+  int64_t first(int64_t n) const {
+    return is_step() ? c_.lengths[index(n)] : c_.starts.empty() ? 0 : c_.starts[index(n)];
+  }
   double scale() const { return c_.scale != 0 ? c_.scale : 1 / sqrt(static_cast<double>(c_.D)); }
 
   // Pairs (value, bound of its magnitude), turned by an angle of `sign` times the position.
@@ -139,7 +147,8 @@ class AttentionTruth {
     if (c_.theta == 0) return x;
     const size_t half = x.size() / 2;
     for (size_t i = 0; i < half; ++i) {
-      const double angle = sign * static_cast<double>(position) * pow(c_.theta, -2.0 * static_cast<double>(i) / static_cast<double>(c_.D));
+      const double angle = sign * static_cast<double>(position) *
+                           pow(c_.theta, -2.0 * static_cast<double>(i) / static_cast<double>(c_.D));
       const Truth x1 = x[i], x2 = x[i + half];
       x[i] = Truth(x1.value * cos(angle) - x2.value * sin(angle), x1.magnitude + x2.magnitude);
       x[i + half] = Truth(x2.value * cos(angle) + x1.value * sin(angle), x1.magnitude + x2.magnitude);
@@ -200,17 +209,20 @@ class AttentionTruth {
     for (double &x : p) sum += x = exp(x - most);
     for (double &x : p) x /= sum;
     const double n_keys = static_cast<double>(p.size()), rows = static_cast<double>(c_.T * c_.HQ / c_.HK);
-    const double e = (static_cast<double>(c_.D) + 12) * magnitude + 2 * (most - least) + 3 * (n_keys / 32 + 2) + n_keys + 6;
+    const double e =
+        (static_cast<double>(c_.D) + 12) * magnitude + 2 * (most - least) + 3 * (n_keys / 32 + 2) + n_keys + 6;
     for (size_t d = 0; d < values[0].size(); ++d) {
       Truth &to = o[index((row * c_.HQ + hq) * c_.DV) + d];
-      for (size_t i = 0; i < p.size(); ++i) to.value += p[i] * values[i][d].value, to.magnitude += 2 * e * (p[i] + kTiny) * fabs(values[i][d].value);
+      for (size_t i = 0; i < p.size(); ++i)
+        to.value += p[i] * values[i][d].value, to.magnitude += 2 * e * (p[i] + kTiny) * fabs(values[i][d].value);
     }
     if (is_step()) return;
     // gradients
     std::vector<double> dp(p.size()), a(p.size());
     double delta = 0, b = 0;
     for (size_t i = 0; i < p.size(); ++i) {
-      for (size_t d = 0; d < d_o.size(); ++d) dp[i] += d_o[d].value * values[i][d].value, a[i] += fabs(d_o[d].value * values[i][d].value);
+      for (size_t d = 0; d < d_o.size(); ++d)
+        dp[i] += d_o[d].value * values[i][d].value, a[i] += fabs(d_o[d].value * values[i][d].value);
       delta += p[i] * dp[i], b += p[i] * a[i];
     }
     for (size_t i = 0; i < p.size(); ++i) {
@@ -223,8 +235,10 @@ class AttentionTruth {
       for (size_t d = 0; d < q.size(); ++d) {
         Truth &to_q = dq[index((row * c_.HQ + hq) * c_.D) + d], &to_k = dk[index((key_row * c_.HK + hk) * c_.D) + d];
         const double each = fabs(scale()) * bound * (4 * e + static_cast<double>(c_.DV) + 16);
-        to_q.value += scale() * ds * keys[i][d].value, to_q.magnitude += keys[i][d].magnitude * (each + fabs(scale()) * bound * n_keys);
-        to_k.value += scale() * ds * q[d].value, to_k.magnitude += q[d].magnitude * (each + fabs(scale()) * bound * rows);
+        to_q.value += scale() * ds * keys[i][d].value,
+            to_q.magnitude += keys[i][d].magnitude * (each + fabs(scale()) * bound * n_keys);
+        to_k.value += scale() * ds * q[d].value,
+            to_k.magnitude += q[d].magnitude * (each + fabs(scale()) * bound * rows);
       }
     }
   }

@@ -73,7 +73,8 @@ TEST_P(Attention, ManyHeadsOnOneKey) {  // a group of more rows than a tile has
 }
 
 TEST_P(Attention, EveryLayout) {
-  for (Layout in : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved, Layout::kBroadcast}) {
+  for (Layout in : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved,
+                    Layout::kBroadcast}) {
     for (Layout out : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
       SCOPED_TRACE(testing::Message() << layout_name(in) << " to " << layout_name(out));
       AttentionConfig c;
@@ -84,9 +85,9 @@ TEST_P(Attention, EveryLayout) {
   }
 }
 
-TEST_P(Attention, PackedSequences) {
-  for (const std::vector<int64_t> &cu : std::vector<std::vector<int64_t>>{
-           {0, 0, 41, 41, 42, 100, 100}, {0, 100}, {0, 33, 66, 90}, {0, 0}, {0}}) {  // the last three leave rows of none: zeros
+TEST_P(Attention, PackedSequences) {  // the last three leave rows of no sequence: zeros
+  for (const std::vector<int64_t> &cu :
+       std::vector<std::vector<int64_t>>{{0, 0, 41, 41, 42, 100, 100}, {0, 100}, {0, 33, 66, 90}, {0, 0}, {0}}) {
     SCOPED_TRACE(testing::Message() << cu.size() << " offsets, last " << cu.back());
     AttentionConfig c;
     c.T = 100, c.HQ = 2, c.HK = 1, c.D = 8, c.DV = 4, c.theta = 1000, c.window = 13, c.cu = cu;
@@ -144,7 +145,8 @@ TEST_P(Attention, LaterRowsChangeNothingBefore) {
       }
       b.forward(context);
       const int64_t before = changed * c.HQ * c.DV;
-      for (int64_t i = 0; i < before; ++i) ASSERT_EQ(a.o.get(i), b.o.get(i)) << "row " << i / (c.HQ * c.DV) << " of " << changed;
+      for (int64_t i = 0; i < before; ++i)
+        ASSERT_EQ(a.o.get(i), b.o.get(i)) << "row " << i / (c.HQ * c.DV) << " of " << changed;
     }
   }
 }
@@ -163,10 +165,12 @@ TEST_P(Attention, NanReachesOnlyTheRowsThatSeeIt) {
   for (int64_t b = 0; b < 2; ++b) {
     for (int64_t t = 0; t < 80; ++t) {
       for (int64_t h = 0; h < 4; ++h) {
-        const bool sees_k = b == 1 && h / 2 == 1 && t >= 40 && t < 49, sees_v = b == 0 && h / 2 == 0 && t >= 20 && t < 29;
+        const bool sees_k = b == 1 && h / 2 == 1 && t >= 40 && t < 49,
+                   sees_v = b == 0 && h / 2 == 0 && t >= 20 && t < 29;
         const bool own = b == 0 && h == 3 && t == 70, d_own = b == 1 && h == 0 && t == 10;
         for (int64_t d = 0; d < 6; ++d) {
-          EXPECT_EQ(!isfinite(a.o.at({b, t, h, d})), sees_k || own || (sees_v && d == 3)) << b << " " << t << " " << h << " " << d;
+          EXPECT_EQ(!isfinite(a.o.at({b, t, h, d})), sees_k || own || (sees_v && d == 3))
+              << b << " " << t << " " << h << " " << d;
         }
         EXPECT_EQ(!isfinite(a.dq.at({b, t, h, 1})), sees_k || own || sees_v || d_own) << b << " " << t << " " << h;
       }
@@ -174,7 +178,8 @@ TEST_P(Attention, NanReachesOnlyTheRowsThatSeeIt) {
       for (int64_t h = 0; h < 2; ++h) {
         const bool from_k = b == 1 && h == 1 && t >= 32 && t < 49, from_v = b == 0 && h == 0 && t >= 12 && t < 29;
         const bool from_q = b == 0 && h == 1 && t >= 62 && t <= 70, from_d = b == 1 && h == 0 && t >= 2 && t <= 10;
-        EXPECT_EQ(!isfinite(a.dk.at({b, t, h, 1})), from_k || from_v || from_q || from_d) << b << " " << t << " " << h;
+        EXPECT_EQ(!isfinite(a.dk.at({b, t, h, 1})), from_k || from_v || from_q || from_d)
+            << b << " " << t << " " << h;
         EXPECT_EQ(!isfinite(a.dv.at({b, t, h, 1})), from_k || from_q || from_d) << b << " " << t << " " << h;
       }
     }
@@ -193,7 +198,8 @@ TEST_P(Attention, SameBitsForEveryThreadCount) {
 
 TEST_P(Attention, SameBitsForEveryPackingAndStart) {
   AttentionConfig c;
-  c.T = 90, c.HQ = 4, c.HK = 2, c.D = 20, c.DV = 24, c.theta = 100, c.window = 37, c.cu = {0, 41, 90}, c.starts = {5, 1000};
+  c.T = 90, c.HQ = 4, c.HK = 2, c.D = 20, c.DV = 24, c.theta = 100, c.window = 37, c.cu = {0, 41, 90},
+  c.starts = {5, 1000};
   TestContext context(impl());
   AttentionCall packed(c);
   packed.forward(context);
@@ -214,7 +220,8 @@ TEST_P(Attention, SameBitsForEveryPackingAndStart) {
     const TestTensor *pairs[][2] = {{&a.o, &packed.o}, {&a.dq, &packed.dq}, {&a.dk, &packed.dk}, {&a.dv, &packed.dv}};
     for (const auto &pair : pairs) {
       const int64_t skipped = c.cu[static_cast<size_t>(n)] * (pair[1]->size() / c.T);
-      for (int64_t i = 0; i < pair[0]->size(); ++i) ASSERT_EQ(pair[0]->get(i), pair[1]->get(skipped + i)) << "sequence " << n << " " << i;
+      for (int64_t i = 0; i < pair[0]->size(); ++i)
+        ASSERT_EQ(pair[0]->get(i), pair[1]->get(skipped + i)) << "sequence " << n << " " << i;
     }
   }
 }

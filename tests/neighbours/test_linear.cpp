@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// fw_linear against sums taken here in fp64. A sum of n products in fp32, in whatever order, is within n + 1 round-offs of
-// the sum of their magnitudes (one rounding a product, n - 1 a chain at the longest; the lane-wise order is shorter), and
-// the bias is one more: n + 2 are allowed in fp32, and in fp64 for the reference.
+// fw_linear against sums taken here in fp64. A sum of n products in fp32, in whatever order, is within n + 1
+// round-offs of the sum of their magnitudes (one rounding a product, n - 1 a chain at the longest; the lane-wise
+// order is shorter), and the bias is one more: n + 2 are allowed in fp32, and in fp64 for the reference.
 #include "neighbours/alloc_count.hpp"
 #include "neighbours/harness.hpp"
 
@@ -58,7 +58,8 @@ struct Call {
   }
 };
 
-std::vector<Truth> products(int64_t rows, int64_t cols, int64_t depth, const std::function<double(int64_t, int64_t)> &a,
+std::vector<Truth> products(int64_t rows, int64_t cols, int64_t depth,
+                            const std::function<double(int64_t, int64_t)> &a,
                             const std::function<double(int64_t, int64_t)> &b) {
   std::vector<Truth> all;
   for (int64_t r = 0; r < rows; ++r) {
@@ -72,22 +73,38 @@ std::vector<Truth> products(int64_t rows, int64_t cols, int64_t depth, const std
 }
 
 void compare_forward(Call &c) {
-  std::vector<Truth> y = products(c.M, c.out, c.in, [&](int64_t m, int64_t i) { return c.x.at({m, i}); },
-                                  [&](int64_t i, int64_t o) { return c.weight.at({o, i}); });
+  std::vector<Truth> y = products(
+      c.M, c.out, c.in,
+      [&](int64_t m, int64_t i) {
+        return c.x.at({m, i});
+      },
+      [&](int64_t i, int64_t o) {
+        return c.weight.at({o, i});
+      });
   for (int64_t i = 0; c.bias.is_given() && i < c.M * c.out; ++i) y[static_cast<size_t>(i)].add(c.bias.get(i % c.out));
   expect_close("y", c.y, y, static_cast<double>(c.in + 2));
 }
 void compare_backward(Call &c) {
   const auto dy = [&](int64_t m, int64_t o) { return c.dy.at({m, o}); };
-  expect_close("dx", c.dx, products(c.M, c.in, c.out, dy, [&](int64_t o, int64_t i) { return c.weight.at({o, i}); }),
+  expect_close("dx", c.dx,
+               products(c.M, c.in, c.out, dy,
+                        [&](int64_t o, int64_t i) {
+                          return c.weight.at({o, i});
+                        }),
                static_cast<double>(c.out + 2));
-  expect_close("dweight", c.dweight, products(c.out, c.in, c.M, [&](int64_t o, int64_t m) { return dy(m, o); },
-                                              [&](int64_t m, int64_t i) { return c.x.at({m, i}); }),
+  expect_close("dweight", c.dweight,
+               products(
+                   c.out, c.in, c.M, [&](int64_t o, int64_t m) { return dy(m, o); },
+                   [&](int64_t m, int64_t i) {
+                     return c.x.at({m, i});
+                   }),
                static_cast<double>(c.M + 2));
   if (!c.bias.is_given()) return;
-  expect_close("dbias", c.dbias, products(c.out, 1, c.M, [&](int64_t o, int64_t m) { return dy(m, o); },
-                                          [](int64_t, int64_t) { return 1.0; }),
-               static_cast<double>(c.M + 2));
+  expect_close(
+      "dbias", c.dbias,
+      products(
+          c.out, 1, c.M, [&](int64_t o, int64_t m) { return dy(m, o); }, [](int64_t, int64_t) { return 1.0; }),
+      static_cast<double>(c.M + 2));
 }
 
 void run_and_compare(const char *impl, Call &c) {
@@ -122,7 +139,7 @@ TEST_P(Linear, EveryDtype) {
 }
 
 TEST_P(Linear, EverySize) {
-  const Shape shapes[] = {{1, 1, 1},   {1, 320, 25}, {2, 17, 49}, {3, 16, 9},   {4, 8, 3},   {5, 33, 50},
+  const Shape shapes[] = {{1, 1, 1},   {1, 320, 25}, {2, 17, 49}, {3, 16, 9},   {4, 8, 3},    {5, 33, 50},
                           {7, 100, 8}, {8, 5, 23},   {33, 7, 97}, {70, 65, 24}, {9, 1030, 7}, {1, 2049, 10}};
   for (const Shape &s : shapes) {
     for (fw_dtype w : {FW_F32, FW_BF16}) {
@@ -134,7 +151,8 @@ TEST_P(Linear, EverySize) {
 }
 
 TEST_P(Linear, EveryLayout) {
-  for (Layout in : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved, Layout::kBroadcast}) {
+  for (Layout in : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved,
+                    Layout::kBroadcast}) {
     for (Layout out : {Layout::kDense, Layout::kPadded, Layout::kSwapped, Layout::kReversed, Layout::kInterleaved}) {
       for (fw_dtype w : {FW_F32, FW_BF16, FW_F16}) {
         SCOPED_TRACE(testing::Message() << layout_name(in) << " to " << layout_name(out) << " weights " << w);
@@ -168,7 +186,8 @@ TEST_P(Linear, RowsDoNotDependOnHowManyThereAre) {
           some.bias.fill([&](int64_t i) { return all.bias.get(i); });
           some.refresh();
           some.forward(context);
-          for (int64_t i = 0; i < rows * 53; ++i) ASSERT_EQ(some.y.get(i), all.y.get(first * 53 + i)) << rows << " rows from " << first;
+          for (int64_t i = 0; i < rows * 53; ++i)
+            ASSERT_EQ(some.y.get(i), all.y.get(first * 53 + i)) << rows << " rows from " << first;
         }
       }
     }
@@ -264,7 +283,8 @@ TEST_P(Linear, AllocatesNothing) {
 FWTEST_EVERY_IMPL(Linear);
 
 TEST(LinearGradients, AgreeWithCentralDifferencesOfTheReference) {
-  // the loss is linear in each operand, so that a central difference has no truncation error: round-offs of 1 / step remain
+  // the loss is linear in each operand, so that a central difference has no truncation error: round-offs of 1 /
+  // step remain
   Call c({3, 5, 4}, FW_F64, FW_F64, FW_F64);
   TestContext context("reference");
   c.backward(context);
@@ -299,7 +319,8 @@ TEST(LinearRefusals, EverySentence) {
     for (int64_t i = 0; i < c.y.size(); ++i) EXPECT_TRUE(isnan(c.y.get(i))) << "y was written: " << sentence;
   };
   const fw_status bad = FW_INVALID_ARGUMENT;
-  refused(bad, "linear: desc.struct_size is 0, expected 400 (allowed 8 to 16384)", [](Call &c) { c.desc.struct_size = 0; });
+  refused(bad, "linear: desc.struct_size is 0, expected 400 (allowed 8 to 16384)",
+          [](Call &c) { c.desc.struct_size = 0; });
   refused(bad, "linear: device is 7, allowed 0 (CPU) or 1 (CUDA)", [](Call &c) { c.desc.device = 7; });
   refused(bad, "linear: options is 4, allowed 0", [](Call &c) { c.desc.options = 4; });
   refused(bad, "linear: reserved is 1, allowed 0", [](Call &c) { c.desc.reserved = 1; });
@@ -311,18 +332,23 @@ TEST(LinearRefusals, EverySentence) {
   refused(bad, "linear: weight is missing", [](Call &c) { c.desc.weight.dtype = FW_NONE; });
   refused(bad, "linear: weight has 1 dimensions, expected 2", [](Call &c) { c.desc.weight.ndim = 1; });
   refused(bad, "linear: weight has shape [4,5], expected [4,3]", [](Call &c) { c.desc.weight.shape[1] = 5; });
-  refused(bad, "linear: weight has shape [-4,3], sizes must not be negative", [](Call &c) { c.desc.weight.shape[0] = -4; });
-  refused(bad, "linear: weight has dtype fp64, allowed fp32, bf16, fp16", [](Call &c) { c.desc.weight.dtype = FW_F64; });
+  refused(bad, "linear: weight has shape [-4,3], sizes must not be negative",
+          [](Call &c) { c.desc.weight.shape[0] = -4; });
+  refused(bad, "linear: weight has dtype fp64, allowed fp32, bf16, fp16",
+          [](Call &c) { c.desc.weight.dtype = FW_F64; });
   refused(bad, "linear: bias has shape [3], expected [4]", [](Call &c) { c.desc.bias.shape[0] = 3; });
   refused(bad, "linear: bias has dtype int64, allowed fp32, bf16, fp16", [](Call &c) { c.desc.bias.dtype = FW_I64; });
   refused(bad, "linear: y is missing", [](Call &c) { c.desc.y.dtype = FW_NONE; });
   refused(bad, "linear: y has shape [2,5], expected [2,4]", [](Call &c) { c.desc.y.shape[1] = 5; });
   refused(bad, "linear: y has dtype fp64, allowed fp32, bf16, fp16", [](Call &c) { c.desc.y.dtype = FW_F64; });
   refused(bad, "linear: output y overlaps itself: strides [0,1]", [](Call &c) { c.desc.y.strides[0] = 0; });
-  refused(bad, "linear: output y shares memory with weight, allowed: none", [](Call &c) { c.desc.y.data = c.desc.weight.data; });
+  refused(bad, "linear: output y shares memory with weight, allowed: none",
+          [](Call &c) { c.desc.y.data = c.desc.weight.data; });
   refused(FW_UNSUPPORTED,
-          "linear: no implementation accepts this call (cpu_avx512: device is 1, this runs on 0 (CPU); cpu_avx2: device is 1, "
-          "this runs on 0 (CPU); cpu_baseline: device is 1, this runs on 0 (CPU); reference: device is 1, this runs on 0 (CPU))",
+          "linear: no implementation accepts this call (cpu_avx512: device is 1, this runs on 0 (CPU); cpu_avx2: "
+          "device is 1, "
+          "this runs on 0 (CPU); cpu_baseline: device is 1, this runs on 0 (CPU); reference: device is 1, this runs "
+          "on 0 (CPU))",
           [](Call &c) { c.desc.device = FW_DEVICE_CUDA; });
 
   const auto refused_backward = [&](const char *sentence, const std::function<void(Call &)> &spoil) {
@@ -330,7 +356,8 @@ TEST(LinearRefusals, EverySentence) {
     spoil(c);
     EXPECT_REFUSED(fw_linear_backward(context, &c.desc, &c.grads, nullptr, 0), bad, sentence);
   };
-  refused_backward("linear: grads.struct_size is 3, expected 392 (allowed 8 to 16384)", [](Call &c) { c.grads.struct_size = 3; });
+  refused_backward("linear: grads.struct_size is 3, expected 392 (allowed 8 to 16384)",
+                   [](Call &c) { c.grads.struct_size = 3; });
   refused_backward("linear: grads.reserved is 2, allowed 0", [](Call &c) { c.grads.reserved = 2; });
   refused_backward("linear: dy is missing", [](Call &c) { c.grads.dy.dtype = FW_NONE; });
   refused_backward("linear: dy has shape [2,3], expected [2,4]", [](Call &c) { c.grads.dy.shape[1] = 3; });
@@ -338,8 +365,10 @@ TEST(LinearRefusals, EverySentence) {
   refused_backward("linear: dx has shape [3,3], expected [2,3]", [](Call &c) { c.grads.dx.shape[0] = 3; });
   refused_backward("linear: dweight has dtype fp32, allowed bf16", [](Call &c) { c.grads.dweight.dtype = FW_F32; });
   refused_backward("linear: dbias is given, but bias is absent", [](Call &c) { c.desc.bias.dtype = FW_NONE; });
-  refused_backward("linear: output dweight overlaps itself: strides [1,1]", [](Call &c) { c.grads.dweight.strides[0] = 1; });
-  refused_backward("linear: output dbias shares memory with dx, allowed: none", [](Call &c) { c.grads.dbias.data = c.grads.dx.data; });
+  refused_backward("linear: output dweight overlaps itself: strides [1,1]",
+                   [](Call &c) { c.grads.dweight.strides[0] = 1; });
+  refused_backward("linear: output dbias shares memory with dx, allowed: none",
+                   [](Call &c) { c.grads.dbias.data = c.grads.dx.data; });
 
   Call c({2, 3, 4}, FW_F32, FW_F32, FW_F32);
   EXPECT_REFUSED(fw_linear_backward(context, &c.desc, nullptr, nullptr, 0), bad, "linear: grads is a null pointer");
@@ -362,6 +391,17 @@ TEST(LinearRefusals, SizesPastMemory) {
   uint64_t bytes = 0;
   EXPECT_REFUSED(fw_linear_workspace_size(context, &desc, FW_FORWARD, &bytes), FW_INVALID_ARGUMENT,
                  "linear: the workspace of this call has more than 2^64 bytes (cpu_baseline)");
+}
+
+TEST(LinearQueries, TheOutputMayBeAbsent) {
+  TestContext context;
+  Call c({2, 3, 4}, FW_F32, FW_F32, FW_F32);
+  uint64_t with = 0, without = 0;
+  ASSERT_EQ(fw_linear_workspace_size(context, &c.desc, FW_FORWARD, &with), FW_OK);
+  c.desc.y = fw_tensor{};
+  ASSERT_EQ(fw_linear_workspace_size(context, &c.desc, FW_FORWARD, &without), FW_OK);
+  EXPECT_EQ(with, without);
+  EXPECT_REFUSED(fw_linear_check(context, &c.desc, nullptr, FW_FORWARD), FW_INVALID_ARGUMENT, "linear: y is missing");
 }
 
 TEST(LinearExplain, NamesEveryCandidate) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the public descriptor to a Problem: every shape, dtype, position, slot and overlap that can be wrong is refused here.
+// From the public descriptor to a Problem: every shape, dtype, position, slot and overlap that can be wrong is
+// refused here.
 #include <math.h>
 
 #include "core/descriptor.hpp"
@@ -12,13 +13,14 @@ namespace {
 constexpr const char *kOp = Op::kName;
 constexpr int64_t kMaxPosition = int64_t{1} << 52;  // exact in fp64, and positions + rows stay far from overflow
 
-constexpr int64_t kNoWindow = int64_t{1} << 60;     // past every position, and position + reach does not overflow
+constexpr int64_t kNoWindow = int64_t{1} << 60;  // past every position, and position + reach does not overflow
 
 long long ll(int64_t x) { return static_cast<long long>(x); }
 
 fw_status check_number(const char *name, double x, bool is_positive) {
   if (isfinite(x) && (!is_positive || x >= 0)) return FW_OK;
-  return fail(FW_INVALID_ARGUMENT, "%s: %s is %g, allowed %s", kOp, name, x, is_positive ? "0 or a positive number" : "a finite number");
+  return fail(FW_INVALID_ARGUMENT, "%s: %s is %g, allowed %s", kOp, name, x,
+              is_positive ? "0 or a positive number" : "a finite number");
 }
 
 // One int64 a sequence, 0 to kMaxPosition.
@@ -47,11 +49,12 @@ fw_status check_shapes(const fw_attention &d, bool with_data, Problem *p) {
   p->HK = d.k.shape[2];
   p->DV = d.v.shape[3];
   if (p->D < 1 || p->DV < 1 || p->HK < 1 || p->HQ < 1) {
-    return fail(FW_INVALID_ARGUMENT, "%s: HQ, HK, D, DV are %lld, %lld, %lld, %lld, allowed at least 1", kOp, ll(p->HQ),
-                ll(p->HK), ll(p->D), ll(p->DV));
+    return fail(FW_INVALID_ARGUMENT, "%s: HQ, HK, D, DV are %lld, %lld, %lld, %lld, allowed at least 1", kOp,
+                ll(p->HQ), ll(p->HK), ll(p->D), ll(p->DV));
   }
   if (p->HQ % p->HK != 0) {
-    return fail(FW_INVALID_ARGUMENT, "%s: q has %lld heads, must be a multiple of the %lld of k", kOp, ll(p->HQ), ll(p->HK));
+    return fail(FW_INVALID_ARGUMENT, "%s: q has %lld heads, must be a multiple of the %lld of k", kOp, ll(p->HQ),
+                ll(p->HK));
   }
   const int64_t k_shape[] = {p->B, p->T, p->HK, p->D}, v_shape[] = {p->B, p->T, p->HK, p->DV};
   FW_TRY(check_float(kOp, "k", d.k, k_shape, 4, p->is_f64, with_data));
@@ -62,7 +65,8 @@ fw_status check_shapes(const fw_attention &d, bool with_data, Problem *p) {
 }
 
 fw_status check_numbers(const fw_attention &d, Problem *p) {
-  if (d.window < 0) return fail(FW_INVALID_ARGUMENT, "%s: window is %lld, allowed 0 (full) or more", kOp, ll(d.window));
+  if (d.window < 0)
+    return fail(FW_INVALID_ARGUMENT, "%s: window is %lld, allowed 0 (full) or more", kOp, ll(d.window));
   FW_TRY(check_number("scale", d.scale, false));
   FW_TRY(check_number("rope_theta", d.rope_theta, true));
   if (d.rope_theta > 0 && p->D % 2 != 0) {
@@ -76,13 +80,15 @@ fw_status check_numbers(const fw_attention &d, Problem *p) {
 
 fw_status check_caches(const fw_attention &d, bool with_data, Problem *p) {
   if (!given(d.k_cache)) return fail(FW_INVALID_ARGUMENT, "%s: k_cache is missing", kOp);
-  if (d.k_cache.ndim != 4) return fail(FW_INVALID_ARGUMENT, "%s: k_cache has %d dimensions, expected 4", kOp, d.k_cache.ndim);
+  if (d.k_cache.ndim != 4)
+    return fail(FW_INVALID_ARGUMENT, "%s: k_cache has %d dimensions, expected 4", kOp, d.k_cache.ndim);
   const int64_t slots = d.k_cache.shape[0];
   p->capacity = d.k_cache.shape[1];
   const int64_t k_shape[] = {slots, p->capacity, p->HK, p->D}, v_shape[] = {slots, p->capacity, p->HK, p->DV};
   FW_TRY(check_float(kOp, "k_cache", d.k_cache, k_shape, 4, p->is_f64, with_data));
   FW_TRY(check_float(kOp, "v_cache", d.v_cache, v_shape, 4, p->is_f64, with_data));
-  if (p->capacity < 1) return fail(FW_INVALID_ARGUMENT, "%s: k_cache has capacity %lld, allowed at least 1", kOp, ll(p->capacity));
+  if (p->capacity < 1)
+    return fail(FW_INVALID_ARGUMENT, "%s: k_cache has capacity %lld, allowed at least 1", kOp, ll(p->capacity));
   FW_TRY(check_positions("cache_lengths", d.cache_lengths, p->N, with_data));
   FW_TRY(check_state_indices(kOp, d.cache_indices, p->N, slots, with_data, "k_cache", "cache_indices"));
   if (p->reach > p->capacity) p->reach = p->capacity;
@@ -95,7 +101,8 @@ fw_status check_caches(const fw_attention &d, bool with_data, Problem *p) {
 
 }  // namespace
 
-fw_status Op::make_problem(const Desc &d, const Grads *grads, fw_direction direction, bool with_data, Problem *problem) {
+fw_status Op::make_problem(const Desc &d, const Grads *grads, fw_direction direction, bool with_data,
+                           Problem *problem) {
   Problem &p = *problem;
   p = Problem{};
   p.direction = direction;
@@ -108,9 +115,14 @@ fw_status Op::make_problem(const Desc &d, const Grads *grads, fw_direction direc
   p.v = d.v;
   p.cu_seqlens = d.cu_seqlens;
   const int64_t o_shape[] = {p.B, p.T, p.HQ, p.DV};
-  const Operand inputs[] = {{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"cu_seqlens", &p.cu_seqlens},
-                            {"start_positions", &p.start_positions}, {"cache_lengths", &p.cache_lengths},
-                            {"cache_indices", &p.cache_indices}, {"d_o", &p.d_o}};
+  const Operand inputs[] = {{"q", &p.q},
+                            {"k", &p.k},
+                            {"v", &p.v},
+                            {"cu_seqlens", &p.cu_seqlens},
+                            {"start_positions", &p.start_positions},
+                            {"cache_lengths", &p.cache_lengths},
+                            {"cache_indices", &p.cache_indices},
+                            {"d_o", &p.d_o}};
   if (direction == FW_STEP) {
     FW_TRY(check_absent(kOp, "start_positions", d.start_positions, "cache_lengths says where a step starts"));
     FW_TRY(check_caches(d, with_data, &p));
@@ -124,7 +136,7 @@ fw_status Op::make_problem(const Desc &d, const Grads *grads, fw_direction direc
   }
   if (direction != FW_BACKWARD) {
     p.o = d.o;
-    FW_TRY(check_float(kOp, "o", p.o, o_shape, 4, p.is_f64, with_data));
+    FW_TRY(check_result(kOp, "o", p.o, o_shape, 4, p.is_f64, with_data, direction));
     const Operand outputs[] = {{"o", &p.o}, {"k_cache", &p.k_cache}, {"v_cache", &p.v_cache}};
     return check_outputs(kOp, outputs, 3, inputs, 8, with_data);
   }
@@ -156,8 +168,6 @@ Sequence sequence(const Problem &p, int64_t n) {
   return s;
 }
 
-int64_t first_row_of_none(const Problem &p) {
-  return given(p.cu_seqlens) ? load_int(p.cu_seqlens, p.N) : p.T;
-}
+int64_t first_row_of_none(const Problem &p) { return given(p.cu_seqlens) ? load_int(p.cu_seqlens, p.N) : p.T; }
 
 }  // namespace fw::attention

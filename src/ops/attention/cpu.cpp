@@ -22,6 +22,7 @@ namespace fw::attention {
 namespace {
 
 constexpr int64_t kTileRows = 32;
+constexpr double kSineWork = 32;  // a sine in fp64 costs tens of multiply-adds
 
 struct Sizes {
   int64_t k_pitch, v_pitch;
@@ -39,11 +40,11 @@ struct Slot {
 };
 
 struct Buffers {
-  int64_t *tiles, *key_blocks;  // [N+1]: tiles, blocks of keys, before each sequence
-  double *frequency;            // [half]
-  float *cos, *sin;             // [R, half]
-  float *k, *v;                 // [HK, R, pitch]
-  float *q, *d_o;               // [HK, R, group, pitch] backward
+  int64_t *tiles, *key_blocks;         // [N+1]: tiles, blocks of keys, before each sequence
+  double *frequency;                   // [half]
+  float *cos, *sin;                    // [R, half]
+  float *k, *v;                        // [HK, R, pitch]
+  float *q, *d_o;                      // [HK, R, group, pitch] backward
   float *reference, *inverse, *delta;  // [HK, R, group] backward
   float *slots;
   int64_t slot_size;
@@ -54,7 +55,8 @@ Slot lay_out_slot(Ledger &ledger, const Problem &p, const Sizes &z) {
   const bool is_backward = p.direction == FW_BACKWARD;
   s.o = ledger.take<float>(product(z.tile_rows, z.v_pitch));
   s.scores = ledger.take<float>(product(z.tile_rows, kKeyBlock));
-  for (float **numbers : {&s.top, &s.sum, &s.highest, &s.rescale}) *numbers = ledger.take<float>(scratch_pitch(z.tile_rows));
+  for (float **numbers : {&s.top, &s.sum, &s.highest, &s.rescale})
+    *numbers = ledger.take<float>(scratch_pitch(z.tile_rows));
   s.k_block = ledger.take<float>(product(kKeyBlock, z.k_pitch));
   s.v_block = ledger.take<float>(product(kKeyBlock, z.v_pitch));
   if (is_backward) {
@@ -117,8 +119,10 @@ int64_t find_sequence(const int64_t *starts, int64_t n, int64_t item) {
   int64_t low = 0, high = n;  // starts[low] <= item < starts[high]
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
-    if (starts[middle] <= item) low = middle;
-    else high = middle;
+    if (starts[middle] <= item)
+      low = middle;
+    else
+      high = middle;
   }
   return low;
 }
@@ -153,29 +157,31 @@ void count_items(Call *c) {
   }
 }
 
-// ---- 1: rows as the kernels read them --------------------------------------------------------------------------------
+// ---- 1: rows as the kernels read them ----
 
 void load_q(const Call &c, const Sequence &s, int64_t t, int64_t hk, float *to) {
   const Problem &p = c.p;
   const int64_t row = c.row(s, t);
   for (int64_t g = 0; g < p.group(); ++g) {
-    c.kernels.load_turned(p.q.data, p.q.dtype, row_offset(p.q, s.batch, s.begin + t, hk * p.group() + g), p.q.strides[3], p.D,
-                          c.z.k_pitch, c.cos(row), c.sin(row), static_cast<float>(p.scale), to + g * c.z.k_pitch);
+    c.kernels.load_turned(p.q.data, p.q.dtype, row_offset(p.q, s.batch, s.begin + t, hk * p.group() + g),
+                          p.q.strides[3], p.D, c.z.k_pitch, c.cos(row), c.sin(row), static_cast<float>(p.scale),
+                          to + g * c.z.k_pitch);
   }
 }
 
 void load_d_o(const Call &c, const Sequence &s, int64_t t, int64_t hk, float *to) {
   const Problem &p = c.p;
   for (int64_t g = 0; g < p.group(); ++g) {
-    c.kernels.load_turned(p.d_o.data, p.d_o.dtype, row_offset(p.d_o, s.batch, s.begin + t, hk * p.group() + g), p.d_o.strides[3],
-                          p.DV, c.z.v_pitch, nullptr, nullptr, 1.0f, to + g * c.z.v_pitch);
+    c.kernels.load_turned(p.d_o.data, p.d_o.dtype, row_offset(p.d_o, s.batch, s.begin + t, hk * p.group() + g),
+                          p.d_o.strides[3], p.DV, c.z.v_pitch, nullptr, nullptr, 1.0f, to + g * c.z.v_pitch);
   }
 }
 
 void load_rows(const Call &c) {
   const Problem &p = c.p;
-  const double work = static_cast<double>(p.rows()) * static_cast<double>(p.HK) * static_cast<double>(c.z.k_pitch + c.z.v_pitch) +
-                      static_cast<double>(p.rows()) * static_cast<double>(c.z.half) * 32;  // a sine costs tens of multiply-adds
+  const double work =
+      static_cast<double>(p.rows()) * static_cast<double>(p.HK) * static_cast<double>(c.z.k_pitch + c.z.v_pitch) +
+      static_cast<double>(p.rows()) * static_cast<double>(c.z.half) * kSineWork;
   parallel_work(c.context, c.n_tiles, work, [&](int64_t, int64_t item) {
     const Rows r = rows_of_item(p, c.b.tiles, item, c.z.tile_positions);
     if (r.s.slot < 0) return;
@@ -188,8 +194,8 @@ void load_rows(const Call &c) {
       }
       for (int64_t h = 0; h < p.HK; ++h) {
         const int64_t key_row = h * p.rows() + row;
-        c.kernels.load_turned(p.k.data, p.k.dtype, row_offset(p.k, r.s.batch, r.s.begin + t, h), p.k.strides[3], p.D, c.z.k_pitch,
-                              c.cos(row), c.sin(row), 1.0f, c.b.k + key_row * c.z.k_pitch);
+        c.kernels.load_turned(p.k.data, p.k.dtype, row_offset(p.k, r.s.batch, r.s.begin + t, h), p.k.strides[3], p.D,
+                              c.z.k_pitch, c.cos(row), c.sin(row), 1.0f, c.b.k + key_row * c.z.k_pitch);
         c.kernels.load_turned(p.v.data, p.v.dtype, row_offset(p.v, r.s.batch, r.s.begin + t, h), p.v.strides[3], p.DV,
                               c.z.v_pitch, nullptr, nullptr, 1.0f, c.b.v + key_row * c.z.v_pitch);
         if (p.direction != FW_BACKWARD) continue;
@@ -200,7 +206,7 @@ void load_rows(const Call &c) {
   });
 }
 
-// ---- 2: tiles --------------------------------------------------------------------------------------------------------
+// ---- 2: tiles ----
 
 Keys keys_of(const Call &c, const Sequence &s, int64_t hk, const Slot &slot) {
   const Problem &p = c.p;
@@ -268,8 +274,8 @@ void for_tiles(const Call &c, double work, F f) {
   });
 }
 
-void store_row(const Call &c, const fw_tensor &to, const Sequence &s, int64_t t, int64_t head, bool is_turned, float scale,
-               float *row) {
+void store_row(const Call &c, const fw_tensor &to, const Sequence &s, int64_t t, int64_t head, bool is_turned,
+               float scale, float *row) {
   const int64_t at = c.row(s, t);
   c.kernels.store_turned(to.data, to.dtype, row_offset(to, s.batch, s.begin + t, head), to.strides[3], to.shape[3],
                          is_turned ? c.cos(at) : nullptr, is_turned ? c.sin(at) : nullptr, scale, row);
@@ -278,7 +284,8 @@ void store_row(const Call &c, const fw_tensor &to, const Sequence &s, int64_t t,
 void zero_rows(const fw_tensor &t, int64_t batch, int64_t begin, int64_t end) {
   for (int64_t row = begin; given(t) && row < end; ++row) {
     for (int64_t h = 0; h < t.shape[2]; ++h) {
-      for (int64_t d = 0; d < t.shape[3]; ++d) store_f32(t.data, t.dtype, row_offset(t, batch, row, h) + d * t.strides[3], 0.0f);
+      for (int64_t d = 0; d < t.shape[3]; ++d)
+        store_f32(t.data, t.dtype, row_offset(t, batch, row, h) + d * t.strides[3], 0.0f);
     }
   }
 }
@@ -308,13 +315,13 @@ void backward(const Call &c) {
     const Keys keys = keys_of(c, r.s, hk, slot);
     const int64_t row = (hk * p.rows() + c.row(r.s, r.begin)) * p.group();
     c.kernels.forward_tile(keys, tile);
-    c.kernels.statistics(tile.rows(), c.z.v_pitch, tile.top, tile.sum, tile.o, tile.d_o, c.b.reference + row, c.b.inverse + row,
-                         c.b.delta + row);
+    c.kernels.statistics(tile.rows(), c.z.v_pitch, tile.top, tile.sum, tile.o, tile.d_o, c.b.reference + row,
+                         c.b.inverse + row, c.b.delta + row);
     if (!given(p.dq)) return;
     c.kernels.query_gradients(keys, tile);
     for (int64_t i = 0; i < tile.rows(); ++i) {
-      store_row(c, p.dq, r.s, r.begin + i / p.group(), hk * p.group() + i % p.group(), true, static_cast<float>(p.scale),
-                tile.dq + i * c.z.k_pitch);
+      store_row(c, p.dq, r.s, r.begin + i / p.group(), hk * p.group() + i % p.group(), true,
+                static_cast<float>(p.scale), tile.dq + i * c.z.k_pitch);
     }
   });
   if (!given(p.dk) && !given(p.dv)) return;
@@ -326,7 +333,8 @@ void backward(const Call &c) {
     float *dk = slot.k_block, *dv = slot.v_block;
     for (int64_t i = 0; i < kKeyBlock * c.z.k_pitch; ++i) dk[i] = 0;
     for (int64_t i = 0; i < kKeyBlock * c.z.v_pitch; ++i) dv[i] = 0;
-    const int64_t unseen = block.begin + block.count - 1 + p.reach;  // first row past those that see a key of the block
+    // first row past those that see a key of the block
+    const int64_t unseen = block.begin + block.count - 1 + p.reach;
     const int64_t end = unseen < block.s.length ? unseen : block.s.length;
     for (int64_t t = block.begin; t < end; t += c.z.tile_positions) {
       const Rows r = {block.s, t, end - t < c.z.tile_positions ? end - t : c.z.tile_positions};
@@ -344,11 +352,12 @@ void backward(const Call &c) {
   });
 }
 
-// ---- 3: caches -------------------------------------------------------------------------------------------------------
+// ---- 3: caches ----
 
 void store_caches(const Call &c) {
   const Problem &p = c.p;
-  const double work = static_cast<double>(p.rows()) * static_cast<double>(p.HK) * static_cast<double>(c.z.k_pitch + c.z.v_pitch);
+  const double work =
+      static_cast<double>(p.rows()) * static_cast<double>(p.HK) * static_cast<double>(c.z.k_pitch + c.z.v_pitch);
   parallel_work(c.context, c.n_tiles, work, [&](int64_t, int64_t item) {
     const Rows r = rows_of_item(p, c.b.tiles, item, c.z.tile_positions);
     if (r.s.slot < 0) return;
@@ -357,10 +366,10 @@ void store_caches(const Call &c) {
       const int64_t ring_row = (r.s.first + t) % p.capacity;
       for (int64_t h = 0; h < p.HK; ++h) {
         const int64_t key_row = h * p.rows() + c.row(r.s, t);
-        c.kernels.store_turned(p.k_cache.data, p.k_cache.dtype, row_offset(p.k_cache, r.s.slot, ring_row, h), p.k_cache.strides[3],
-                               p.D, nullptr, nullptr, 1.0f, c.b.k + key_row * c.z.k_pitch);
-        c.kernels.store_turned(p.v_cache.data, p.v_cache.dtype, row_offset(p.v_cache, r.s.slot, ring_row, h), p.v_cache.strides[3],
-                               p.DV, nullptr, nullptr, 1.0f, c.b.v + key_row * c.z.v_pitch);
+        c.kernels.store_turned(p.k_cache.data, p.k_cache.dtype, row_offset(p.k_cache, r.s.slot, ring_row, h),
+                               p.k_cache.strides[3], p.D, nullptr, nullptr, 1.0f, c.b.k + key_row * c.z.k_pitch);
+        c.kernels.store_turned(p.v_cache.data, p.v_cache.dtype, row_offset(p.v_cache, r.s.slot, ring_row, h),
+                               p.v_cache.strides[3], p.DV, nullptr, nullptr, 1.0f, c.b.v + key_row * c.z.v_pitch);
       }
     }
   });
@@ -381,8 +390,10 @@ void cpu_run(fw_context &context, const Problem &p, int32_t level, void *workspa
   Call c = {context, p, FW_LEVEL_TABLE(level, kAttentionKernels), z, lay_out(ledger, context, p, z), 0, 0, 0};
   count_items(&c);
   load_rows(c);
-  if (p.direction == FW_BACKWARD) backward(c);
-  else forward(c);
+  if (p.direction == FW_BACKWARD)
+    backward(c);
+  else
+    forward(c);
   if (p.direction == FW_STEP) store_caches(c);
   for (const fw_tensor *t : {&p.o, &p.dq, &p.dk, &p.dv}) zero_rows(*t, 0, first_row_of_none(p), p.T);
 }

@@ -8,13 +8,13 @@
 
 namespace fw::attention {
 
-// Keys that a softmax takes at a time. Blocks start at positions that are multiples of it, so that a row's bits depend
-// neither on how its sequence is cut into calls nor on the rows computed with it.
+// Keys that a softmax takes at a time. Blocks start at positions that are multiples of it, so that a row's bits
+// depend neither on how its sequence is cut into calls nor on the rows computed with it.
 constexpr int64_t kKeyBlock = 32;
 
 // Keys and values of one sequence and head, by position.
 struct Keys {
-  const float *k, *v;        // this call's, turned: position first + i is row i
+  const float *k, *v;  // this call's, turned: position first + i is row i
   int64_t first;
   int64_t k_pitch, v_pitch;  // floats from row to row; D and DV rounded up, the rest 0
   int64_t D, DV;
@@ -25,21 +25,22 @@ struct Keys {
   int64_t k_token, v_token;    // strides from row to row
   int64_t k_stride, v_stride;  // and inside a row
   int64_t capacity;
-  float *k_block, *v_block;    // scratch [kKeyBlock, pitch]
+  float *k_block, *v_block;  // scratch [kKeyBlock, pitch]
 };
 
-// Rows of one group of heads: row r is position first + r / group. It sees [max(oldest, position - reach + 1), position].
+// Rows of one group of heads: row r is position first + r / group. It sees [max(oldest, position - reach + 1),
+// position].
 struct Tile {
   int64_t first, n_positions, group, oldest, reach;
-  const float *q;                 // [rows, k_pitch] turned, times scale
-  const float *d_o;               // [rows, v_pitch] backward
-  float *scores, *d_scores;       // [rows, kKeyBlock]
-  float *top, *sum;               // [rows] forward: the largest score and the sum of exponentials relative to it
-  float *highest, *rescale;       // [rows] scratch; these four are padded to whole vectors
-  float *o;                       // [rows, v_pitch] forward: the weighted sum of values, not yet divided
+  const float *q;            // [rows, k_pitch] turned, times scale
+  const float *d_o;          // [rows, v_pitch] backward
+  float *scores, *d_scores;  // [rows, kKeyBlock]
+  float *top, *sum;          // [rows] forward: the largest score and the sum of exponentials relative to it
+  float *highest, *rescale;  // [rows] scratch; these four are padded to whole vectors
+  float *o;                  // [rows, v_pitch] forward: the weighted sum of values, not yet divided
   const float *reference, *inverse, *delta;  // [rows] backward: p = exp(score - reference) * inverse; delta = o . d_o
-  float *dq;                      // [rows, k_pitch]
-  float *dk, *dv;                 // [kKeyBlock, pitch], added to
+  float *dq;                                 // [rows, k_pitch]
+  float *dk, *dv;                            // [kKeyBlock, pitch], added to
   int64_t rows() const { return n_positions * group; }
 };
 
@@ -53,8 +54,8 @@ struct Kernels {
   // top, sum and o of the tile, from the first key to the last
   void (*forward_tile)(const Keys &keys, const Tile &tile);
   // forward's top and sum into reference and inverse, o and d_o into delta
-  void (*statistics)(int64_t rows, int64_t v_pitch, const float *top, const float *sum, const float *o, const float *d_o,
-                     float *reference, float *inverse, float *delta);
+  void (*statistics)(int64_t rows, int64_t v_pitch, const float *top, const float *sum, const float *o,
+                     const float *d_o, float *reference, float *inverse, float *delta);
   // dq of the tile
   void (*query_gradients)(const Keys &keys, const Tile &tile);
   // what the tile adds to dk and dv of the keys at [low, high), at most kKeyBlock

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of attention, once a level.
 //
-// Plan of a tile: for each block of keys, scores = q k^T (dot products), one pass over each row for its largest score, its
-// exponentials and their sum, then o = o * rescale + p v. Rows whose keys of a block are the same go through one product;
-// a key that a row does not see takes no part in it, so that NaN there stays there. The backward takes the probabilities
-// again from two numbers a row and walks the same blocks: by rows for dq, by keys for dk and dv, each sum in the order of
-// positions (then heads of the group).
+// Plan of a tile: for each block of keys, scores = q k^T (dot products), one pass over each row for its largest
+// score, its exponentials and their sum, then o = o * rescale + p v. Rows whose keys of a block are the same go
+// through one product; a key that a row does not see takes no part in it, so that NaN there stays there. The
+// backward takes the probabilities again from two numbers a row and walks the same blocks: by rows for dq, by
+// keys for dk and dv, each sum in the order of positions (then heads of the group).
+#include "ops/attention/kernels.hpp"
 #include "cpu/gemm.hpp"
 #include "cpu/rows.hpp"
-#include "ops/attention/kernels.hpp"
 
 namespace fw::FW_LEVEL {
 namespace {
@@ -21,7 +21,7 @@ inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t clamp(int64_t x, int64_t high) { return x < 0 ? 0 : x > high ? high : x; }
 
-// ---- rows ------------------------------------------------------------------------------------------------------------
+// ---- rows ----
 
 // x1' = x1 c - x2 s, x2' = x2 c + x1 s, halves apart; sign -1 turns back.
 void turn(float *x, int64_t n, const float *cos, const float *sin, float sign) {
@@ -43,21 +43,21 @@ void scale_row(float *x, int64_t n, float scale) {
   for (int64_t i = 0; i < n; ++i) x[i] *= scale;
 }
 
-void load_turned(const void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, int64_t padded, const float *cos,
-                 const float *sin, float scale, float *to) {
+void load_turned(const void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, int64_t padded,
+                 const float *cos, const float *sin, float scale, float *to) {
   load_row(data, dtype, offset, stride, n, padded, to);
   if (cos) turn(to, n, cos, sin, 1.0f);
   if (scale != 1.0f) scale_row(to, n, scale);
 }
 
-void store_turned(void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, const float *cos, const float *sin,
-                  float scale, float *row) {
+void store_turned(void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, const float *cos,
+                  const float *sin, float scale, float *row) {
   if (scale != 1.0f) scale_row(row, n, scale);
   if (cos) turn(row, n, cos, sin, -1.0f);
   store_row(data, dtype, offset, stride, n, row);
 }
 
-// ---- blocks of keys --------------------------------------------------------------------------------------------------
+// ---- blocks of keys ----
 
 struct Block {
   const float *k, *v;  // rows of positions low, low + 1, ...
@@ -66,8 +66,8 @@ struct Block {
 
 // Rows [low, low + count) of one side, in place where they lie as fp32 rows of the padded width, else gathered.
 inline const float *fetch_side(const float *rows, const void *ring, fw_dtype dtype, int64_t offset, int64_t token,
-                               int64_t stride, int64_t n, int64_t pitch, int64_t first, int64_t capacity, float *scratch,
-                               int64_t low, int64_t count, int64_t *ld) {
+                               int64_t stride, int64_t n, int64_t pitch, int64_t first, int64_t capacity,
+                               float *scratch, int64_t low, int64_t count, int64_t *ld) {
   *ld = pitch;
   if (low >= first) return rows + (low - first) * pitch;
   const int64_t slot = low % capacity;
@@ -77,18 +77,20 @@ inline const float *fetch_side(const float *rows, const void *ring, fw_dtype dty
   }
   for (int64_t i = 0; i < count; ++i) {
     float *to = scratch + i * pitch;
-    if (low + i >= first) memcpy(to, rows + (low + i - first) * pitch, static_cast<size_t>(pitch) * 4);
-    else load_row(ring, dtype, offset + (low + i) % capacity * token, stride, n, pitch, to);
+    if (low + i >= first)
+      memcpy(to, rows + (low + i - first) * pitch, static_cast<size_t>(pitch) * 4);
+    else
+      load_row(ring, dtype, offset + (low + i) % capacity * token, stride, n, pitch, to);
   }
   return scratch;
 }
 
 Block fetch(const Keys &x, int64_t low, int64_t count) {
   Block b;
-  b.k = fetch_side(x.k, x.k_ring, x.k_dtype, x.k_offset, x.k_token, x.k_stride, x.D, x.k_pitch, x.first, x.capacity, x.k_block,
-                   low, count, &b.ldk);
-  b.v = fetch_side(x.v, x.v_ring, x.v_dtype, x.v_offset, x.v_token, x.v_stride, x.DV, x.v_pitch, x.first, x.capacity, x.v_block,
-                   low, count, &b.ldv);
+  b.k = fetch_side(x.k, x.k_ring, x.k_dtype, x.k_offset, x.k_token, x.k_stride, x.D, x.k_pitch, x.first, x.capacity,
+                   x.k_block, low, count, &b.ldk);
+  b.v = fetch_side(x.v, x.v_ring, x.v_dtype, x.v_offset, x.v_token, x.v_stride, x.DV, x.v_pitch, x.first, x.capacity,
+                   x.v_block, low, count, &b.ldv);
   return b;
 }
 
@@ -125,7 +127,7 @@ inline void for_blocks(const Keys &keys, const Tile &t, F f) {
   }
 }
 
-// ---- forward ---------------------------------------------------------------------------------------------------------
+// ---- forward ----
 
 inline Vec column_index(int64_t j) {
   Vec index;
@@ -190,16 +192,18 @@ void forward_tile(const Keys &keys, const Tile &t) {
   }
   memset(t.o, 0, static_cast<size_t>(rows * v_pitch) * 4);
   for_blocks(keys, t, [&](const Block &b, int64_t start, int64_t low, int64_t high) {
-    gemm_nt(rows, high - low, keys.k_pitch, t.q, keys.k_pitch, b.k, b.ldk, t.scores + (low - start), kKeyBlock, false);
+    gemm_nt(rows, high - low, keys.k_pitch, t.q, keys.k_pitch, b.k, b.ldk, t.scores + (low - start), kKeyBlock,
+            false);
     softmax_block(t, start);
     for_runs(t, start, [&](int64_t row, int64_t n, int64_t begin, int64_t end) {
       gemm_nn<Keep::kScaled>(n, v_pitch, end - begin, t.scores + row * kKeyBlock + begin, kKeyBlock, 1,
-                             b.v + (start + begin - low) * b.ldv, b.ldv, t.o + row * v_pitch, v_pitch, t.rescale + row);
+                             b.v + (start + begin - low) * b.ldv, b.ldv, t.o + row * v_pitch, v_pitch,
+                             t.rescale + row);
     });
   });
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------------
+// ---- backward ----
 
 void statistics(int64_t rows, int64_t v_pitch, const float *top, const float *sum, const float *o, const float *d_o,
                 float *reference, float *inverse, float *delta) {
@@ -210,8 +214,10 @@ void statistics(int64_t rows, int64_t v_pitch, const float *top, const float *su
   }
 }
 
-// scores: probabilities, d_scores: their gradients, of the tile against keys at [low, high); columns from low - start on.
-inline void score_gradients(const Keys &keys, const Tile &t, const Block &b, int64_t start, int64_t low, int64_t high) {
+// scores: probabilities, d_scores: their gradients, of the tile against keys at [low, high); columns from low -
+// start on.
+inline void score_gradients(const Keys &keys, const Tile &t, const Block &b, int64_t start, int64_t low,
+                            int64_t high) {
   const int64_t rows = t.rows(), at = low - start;
   gemm_nt(rows, high - low, keys.k_pitch, t.q, keys.k_pitch, b.k, b.ldk, t.scores + at, kKeyBlock, false);
   gemm_nt(rows, high - low, keys.v_pitch, t.d_o, keys.v_pitch, b.v, b.ldv, t.d_scores + at, kKeyBlock, false);
@@ -257,10 +263,10 @@ void key_gradients(const Keys &keys, const Tile &t, int64_t low, int64_t high) {
     }
     if (begin < end) {
       const int64_t at = begin * kKeyBlock + (j - low);
-      gemm_nn<Keep::kAll>(next - j, keys.v_pitch, end - begin, t.scores + at, 1, kKeyBlock, t.d_o + begin * keys.v_pitch,
-                          keys.v_pitch, t.dv + (j - low) * keys.v_pitch, keys.v_pitch);
-      gemm_nn<Keep::kAll>(next - j, keys.k_pitch, end - begin, t.d_scores + at, 1, kKeyBlock, t.q + begin * keys.k_pitch,
-                          keys.k_pitch, t.dk + (j - low) * keys.k_pitch, keys.k_pitch);
+      gemm_nn<Keep::kAll>(next - j, keys.v_pitch, end - begin, t.scores + at, 1, kKeyBlock,
+                          t.d_o + begin * keys.v_pitch, keys.v_pitch, t.dv + (j - low) * keys.v_pitch, keys.v_pitch);
+      gemm_nn<Keep::kAll>(next - j, keys.k_pitch, end - begin, t.d_scores + at, 1, kKeyBlock,
+                          t.q + begin * keys.k_pitch, keys.k_pitch, t.dk + (j - low) * keys.k_pitch, keys.k_pitch);
     }
     j = next;
   }
@@ -269,7 +275,7 @@ void key_gradients(const Keys &keys, const Tile &t, int64_t low, int64_t high) {
 }  // namespace
 
 extern const attention::Kernels kAttentionKernels;
-const attention::Kernels kAttentionKernels = {load_turned,     store_turned,  forward_tile, statistics,
-                                              query_gradients, key_gradients};
+const attention::Kernels kAttentionKernels = {load_turned, store_turned,    forward_tile,
+                                              statistics,  query_gradients, key_gradients};
 
 }  // namespace fw::FW_LEVEL

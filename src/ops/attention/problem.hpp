@@ -5,6 +5,7 @@
 
 #include "core/context.hpp"
 #include "core/impl_list.hpp"
+#include "core/operands.hpp"
 #include "core/tensor.hpp"
 #include "fastweight/neighbours.h"
 
@@ -49,7 +50,9 @@ struct Op {
   using Problem = attention::Problem;
   static constexpr const char *kName = "attention";
   static constexpr bool kHasStep = true;
-  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *problem);
+  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                Problem *problem);
+  static fw_status check_more(const Problem &p) { return check_present(kName, "o", p.o, p.direction); }
   static const Impl<Problem> *impls(int32_t *n);
 };
 

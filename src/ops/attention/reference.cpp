@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention in fp64, a row and a head at a time, any dtype and strides. The truth for the vector path.
 //
-// Plan: the call's keys are turned once; each row takes its scores, their softmax and the weighted sum of the values. The
-// backward takes each row's probabilities again and spreads the row's gradients over the keys that it saw.
-// Scratch in doubles: turned keys [R,HK,D]; scores and their gradients [span] each; q and dq rows; backward dk [R,HK,D] and
-// dv [R,HK,DV].
+// Plan: the call's keys are turned once; each row takes its scores, their softmax and the weighted sum of the
+// values. The backward takes each row's probabilities again and spreads the row's gradients over the keys that it
+// saw. Scratch in doubles: turned keys [R,HK,D]; scores and their gradients [span] each; q and dq rows; backward
+// dk [R,HK,D] and dv [R,HK,DV].
 #include <math.h>
 
 #include "core/ledger.hpp"
@@ -15,10 +15,10 @@ namespace fw::attention {
 namespace {
 
 struct Buffers {
-  double *k;            // [R,HK,D] turned
-  double *p, *dp;       // [span]
-  double *q, *dq;       // [D]
-  double *dk, *dv;      // [R,HK,D], [R,HK,DV]
+  double *k;        // [R,HK,D] turned
+  double *p, *dp;   // [span]
+  double *q, *dq;   // [D]
+  double *dk, *dv;  // [R,HK,D], [R,HK,DV]
 };
 
 Buffers lay_out(Ledger &ledger, const Problem &p) {
@@ -39,14 +39,17 @@ Buffers lay_out(Ledger &ledger, const Problem &p) {
 }
 
 double at(const fw_tensor &t, int64_t row, int64_t i) { return load_f64(t.data, t.dtype, row + i * t.strides[3]); }
-void put(const fw_tensor &t, int64_t row, int64_t i, double x) { store_f64(t.data, t.dtype, row + i * t.strides[3], x); }
+void put(const fw_tensor &t, int64_t row, int64_t i, double x) {
+  store_f64(t.data, t.dtype, row + i * t.strides[3], x);
+}
 
 // Turns a head in halves to `position`; back = true undoes it, which is also the gradient's way.
 void turn(const Problem &p, double *x, int64_t position, bool back) {
   if (p.theta == 0) return;
   const int64_t half = p.D / 2;
   for (int64_t i = 0; i < half; ++i) {
-    const double angle = static_cast<double>(position) * pow(p.theta, -2.0 * static_cast<double>(i) / static_cast<double>(p.D));
+    const double angle =
+        static_cast<double>(position) * pow(p.theta, -2.0 * static_cast<double>(i) / static_cast<double>(p.D));
     const double c = cos(angle), s = back ? -sin(angle) : sin(angle);
     const double x1 = x[i], x2 = x[i + half];
     x[i] = x1 * c - x2 * s;
@@ -147,8 +150,10 @@ void store_key_gradients(const Problem &p, const Buffers &b, const Sequence &s) 
     for (int64_t h = 0; h < p.HK; ++h) {
       const int64_t row = (s.batch * p.T + s.begin + t) * p.HK + h;
       turn(p, b.dk + row * p.D, s.first + t, true);
-      for (int64_t d = 0; given(p.dk) && d < p.D; ++d) put(p.dk, row_offset(p.dk, s.batch, s.begin + t, h), d, b.dk[row * p.D + d]);
-      for (int64_t d = 0; given(p.dv) && d < p.DV; ++d) put(p.dv, row_offset(p.dv, s.batch, s.begin + t, h), d, b.dv[row * p.DV + d]);
+      for (int64_t d = 0; given(p.dk) && d < p.D; ++d)
+        put(p.dk, row_offset(p.dk, s.batch, s.begin + t, h), d, b.dk[row * p.D + d]);
+      for (int64_t d = 0; given(p.dv) && d < p.DV; ++d)
+        put(p.dv, row_offset(p.dv, s.batch, s.begin + t, h), d, b.dv[row * p.DV + d]);
     }
   }
 }
@@ -160,7 +165,8 @@ void store_cache(const Problem &p, const Buffers &b, const Sequence &s) {
       const double *k = b.k + ((s.batch * p.T + s.begin + t) * p.HK + h) * p.D;
       for (int64_t d = 0; d < p.D; ++d) put(p.k_cache, row_offset(p.k_cache, s.slot, slot, h), d, k[d]);
       for (int64_t d = 0; d < p.DV; ++d) {
-        put(p.v_cache, row_offset(p.v_cache, s.slot, slot, h), d, at(p.v, row_offset(p.v, s.batch, s.begin + t, h), d));
+        put(p.v_cache, row_offset(p.v_cache, s.slot, slot, h), d,
+            at(p.v, row_offset(p.v, s.batch, s.begin + t, h), d));
       }
     }
   }
@@ -200,8 +206,10 @@ void reference_run(fw_context &, const Problem &p, void *workspace) {
     for (int64_t hq = 0; hq < p.HQ; ++hq) {
       for (int64_t t = 0; t < s.length; ++t) {
         const Row row(p, b, s, t, hq);
-        if (p.direction == FW_BACKWARD) backward_row(row);
-        else forward_row(row);
+        if (p.direction == FW_BACKWARD)
+          backward_row(row);
+        else
+          forward_row(row);
       }
     }
     if (p.direction == FW_BACKWARD) store_key_gradients(p, b, s);

@@ -11,7 +11,8 @@ constexpr const char *kOp = Op::kName;
 
 }  // namespace
 
-fw_status Op::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *problem) {
+fw_status Op::make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                           Problem *problem) {
   Problem &p = *problem;
   p = Problem{};
   p.direction = direction;
@@ -29,12 +30,13 @@ fw_status Op::make_problem(const Desc &desc, const Grads *grads, fw_direction di
   p.out = p.weight.ndim == 2 ? p.weight.shape[0] : 0;
   const int64_t weight_shape[] = {p.out, p.in}, y_shape[] = {p.M, p.out};
   FW_TRY(check_float(kOp, "weight", p.weight, weight_shape, 2, p.is_f64, with_data));
-  if (given(p.bias)) FW_TRY(check_float(kOp, "bias", p.bias, &p.out, 1, p.is_f64, with_data && direction == FW_FORWARD));
+  if (given(p.bias))
+    FW_TRY(check_float(kOp, "bias", p.bias, &p.out, 1, p.is_f64, with_data && direction == FW_FORWARD));
 
   const Operand inputs[] = {{"x", &p.x}, {"weight", &p.weight}, {"bias", &p.bias}, {"dy", &p.dy}};
   if (direction == FW_FORWARD) {
     p.y = desc.y;
-    FW_TRY(check_float(kOp, "y", p.y, y_shape, 2, p.is_f64, with_data));
+    FW_TRY(check_result(kOp, "y", p.y, y_shape, 2, p.is_f64, with_data, direction));
     const Operand outputs[] = {{"y", &p.y}};
     return check_outputs(kOp, outputs, 1, inputs, 4, with_data);
   }

@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 #include "core/impl_list.hpp"
+#include "core/operands.hpp"
 #include "core/tensor.hpp"
 #include "fastweight/neighbours.h"
 
@@ -14,9 +15,9 @@ struct Problem {
   fw_device device;
   bool is_f64;  // all operands fp64: reference only
   int64_t M, in, out;
-  fw_tensor x, weight, bias, y;        // [M,in], [out,in], [out] or absent, [M,out]
-  fw_tensor dy;                        // backward: [M,out]
-  fw_tensor dx, dweight, dbias;        // backward: each may be absent
+  fw_tensor x, weight, bias, y;  // [M,in], [out,in], [out] or absent, [M,out]
+  fw_tensor dy;                  // backward: [M,out]
+  fw_tensor dx, dweight, dbias;  // backward: each may be absent
 };
 
 // The operation for core/verbs.hpp.
@@ -26,7 +27,9 @@ struct Op {
   using Problem = linear::Problem;
   static constexpr const char *kName = "linear";
   static constexpr bool kHasStep = false;
-  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data, Problem *problem);
+  static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
+                                Problem *problem);
+  static fw_status check_more(const Problem &p) { return check_present(kName, "y", p.y, p.direction); }
   static const Impl<Problem> *impls(int32_t *n);
 };
 

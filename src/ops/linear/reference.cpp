@@ -48,8 +48,10 @@ void backward(const Problem &p) {
 }  // namespace
 
 void reference_run(fw_context &, const Problem &p, void *) {
-  if (p.direction == FW_FORWARD) forward(p);
-  else backward(p);
+  if (p.direction == FW_FORWARD)
+    forward(p);
+  else
+    backward(p);
 }
 
 }  // namespace fw::linear
