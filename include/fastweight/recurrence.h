@@ -106,7 +106,7 @@ enum { FW_BETA_INPUT_PLAIN = 0, FW_BETA_INPUT_SIGMOID = 1, FW_BETA_INPUT_SIGMOID
 /* Options, or-ed together. */
 enum {
   FW_BATCH_INVARIANT = 1, /* same bits for every batch, packing and number of heads (always so on the CPU) */
-  FW_CHECK_VALUES = 2,    /* fw_recurrence_check also reads the data: cu_seqlens on a device, g >= g_min */
+  FW_CHECK_VALUES = 2,    /* fw_recurrence_check also reads data: cu_seqlens, state_indices, g >= g_min */
   FW_ALLOW_TF32 = 4       /* fp32 operands may be rounded to tf32 on matrix units */
 };
 
@@ -155,7 +155,7 @@ typedef struct fw_recurrence_grads {
   fw_tensor d_initial_state, d_initial_z;                                                      /* out */
 } fw_recurrence_grads;
 
-/* Checks everything that forward, backward or step would check, and changes nothing. grads: NULL but for FW_BACKWARD. */
+/* Checks all that a run checks, data only with FW_CHECK_VALUES; changes nothing. grads: NULL but for FW_BACKWARD. */
 FW_API fw_status fw_recurrence_check(const fw_context *context, const fw_recurrence *desc,
                                      const fw_recurrence_grads *grads, fw_direction direction);
 

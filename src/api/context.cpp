@@ -37,8 +37,8 @@ fw_status fw_context_create(const fw_context_options *options, fw_context **cont
   fw_context_options chosen = {};
   if (options) {
     if (options->struct_size < sizeof(uint32_t) + sizeof(int32_t) || options->struct_size > 4096) {
-      return fw::fail(FW_INVALID_ARGUMENT, "%s: options.struct_size is %u, expected %zu", op, options->struct_size,
-                      sizeof chosen);
+      return fw::fail(FW_INVALID_ARGUMENT, "%s: options.struct_size is %u, expected %zu (allowed 8 to 4096)", op,
+                      options->struct_size, sizeof chosen);
     }
     memcpy(&chosen, options, options->struct_size < sizeof chosen ? options->struct_size : sizeof chosen);
   }

@@ -55,8 +55,35 @@ inline fw_status check_absent(const char *op, const char *name, const fw_tensor 
   return fail(FW_INVALID_ARGUMENT, "%s: %s is given, but %s", op, name, why);
 }
 
+// A sequence whose slot an earlier sequence has (*earlier), or -1. Indices below `slots`, negative ones skip. All
+// pairs, or passes with a bitmap over ranges of slots: whichever reads less.
+inline int64_t find_repeated_slot(const fw_tensor &indices, int64_t n_sequences, int64_t slots, int64_t *earlier) {
+  constexpr int64_t kRange = 32768;  // slots of one pass, a bitmap of 4 kB
+  const int32_t *data = static_cast<const int32_t *>(indices.data);
+  const int64_t stride = indices.strides[0];
+  const bool by_pairs = slots / kRange + 1 > n_sequences / 2;
+  int64_t repeated = -1;
+  for (int64_t base = 0; !by_pairs && base < slots && repeated < 0; base += kRange) {
+    uint64_t seen[kRange / 64] = {};
+    for (int64_t n = 0; n < n_sequences && repeated < 0; ++n) {
+      const int64_t at = data[n * stride] - base;
+      if (at < 0 || at >= kRange) continue;
+      const uint64_t bit = uint64_t{1} << (at % 64);
+      if (seen[at / 64] & bit) repeated = n;
+      seen[at / 64] |= bit;
+    }
+  }
+  for (int64_t n = by_pairs ? 0 : repeated; n >= 0 && n < (by_pairs ? n_sequences : repeated + 1); ++n) {
+    for (int64_t m = 0; m < n && data[n * stride] >= 0; ++m) {
+      if (data[m * stride] != data[n * stride]) continue;
+      *earlier = m;
+      return n;
+    }
+  }
+  return -1;
+}
+
 // The slots of a pool, one a sequence: int32 [N], negative skips, below `slots`, no slot twice. with_data: read them.
-// The comparison of all pairs is N^2 / 2 int32 compares, below the work of any step of N sequences.
 inline fw_status check_state_indices(const char *op, const fw_tensor &indices, int64_t n_sequences, int64_t slots,
                                      bool with_data, const char *pool = "state", const char *name = "state_indices") {
   if (!given(indices)) {
@@ -72,23 +99,16 @@ inline fw_status check_state_indices(const char *op, const fw_tensor &indices, i
   const int64_t stride = indices.strides[0];
   for (int64_t i = 0; i < n_sequences; ++i) {
     const int32_t slot = data[i * stride];
-    if (slot < 0) continue;
     if (slot >= slots) {
       return fail(FW_INVALID_ARGUMENT, "%s: %s[%lld] is %d, allowed below %lld", op, name, static_cast<long long>(i),
                   slot, static_cast<long long>(slots));
     }
-    bool is_taken = false;
-    if (stride == 1) {
-      for (int64_t j = 0; j < i; ++j) is_taken |= data[j] == slot;
-    } else {
-      for (int64_t j = 0; j < i; ++j) is_taken |= data[j * stride] == slot;
-    }
-    if (is_taken) {
-      return fail(FW_INVALID_ARGUMENT, "%s: %s[%lld] is %d, a slot that an earlier sequence has", op, name,
-                  static_cast<long long>(i), slot);
-    }
   }
-  return FW_OK;
+  int64_t earlier;
+  const int64_t repeated = find_repeated_slot(indices, n_sequences, slots, &earlier);
+  if (repeated < 0) return FW_OK;
+  return fail(FW_INVALID_ARGUMENT, "%s: %s[%lld] is %d, a slot that an earlier sequence has", op, name,
+              static_cast<long long>(repeated), data[repeated * stride]);
 }
 
 }  // namespace fw

@@ -5,15 +5,14 @@
 //     using Desc = fw_x; using Grads = fw_x_grads; using Problem = ...;
 //     static constexpr const char *kName = "x";
 //     static constexpr bool kHasStep = false;
-//     // desc is the copy of the caller's; grads nullptr where the verb brings none. With with_data the data pointers
-//     and
-//     // cu_seqlens are checked too; without, an output may be absent. The workspace must not depend on which
-//     gradients
-//     // are wanted.
-//     static fw_status make_problem(const Desc &desc, const Grads *grads, fw_direction direction, bool with_data,
-//     Problem *); static const Impl<Problem> *impls(int32_t *n); static fw_status check_more(const Problem &);  //
-//     what only the verb check looks at: absent outputs, values on request
+//     static fw_status make_problem(const Desc &, const Grads *, fw_direction, bool with_data, Problem *);
+//     static const Impl<Problem> *impls(int32_t *n);
+//     static fw_status check_more(const Problem &);  // may be absent; of the verb check alone: outputs, values
 //   };
+//
+// make_problem: the first argument is the copy of the caller's descriptor; grads are nullptr where the verb brings
+// none. With with_data the data pointers and cu_seqlens are checked too; without, an output may be absent. The
+// workspace must not depend on which gradients are wanted.
 #pragma once
 #include "core/descriptor.hpp"
 #include "core/impl_list.hpp"

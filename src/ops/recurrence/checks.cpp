@@ -270,16 +270,12 @@ fw_status read_step_state(const fw_recurrence &d, Problem *p, bool with_data) {
       return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] is %lld, allowed below the %lld slots of state", op, ll(n),
                   ll(slot), ll(slots));
     }
-    // comparing all pairs stays below 1 us up to here; longer lists are compared by `check` with FW_CHECK_VALUES
-    const int64_t compared = p->N <= 64 ? n : 0;
-    for (int64_t m = 0; slot >= 0 && m < compared; ++m) {
-      if (load_int(d.state_indices, m) == slot) {
-        return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] and [%lld] are both %lld, a slot may be used once", op,
-                    ll(m), ll(n), ll(slot));
-      }
-    }
   }
-  return FW_OK;
+  int64_t earlier;
+  const int64_t repeated = find_repeated_slot(d.state_indices, p->N, slots, &earlier);
+  if (repeated < 0) return FW_OK;
+  return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] and [%lld] are both %lld, a slot may be used once", op,
+              ll(earlier), ll(repeated), ll(load_int(d.state_indices, repeated)));
 }
 
 fw_status read_states(const fw_recurrence &d, Problem *p, bool with_data) {
@@ -433,16 +429,6 @@ fw_status check_values(const Problem &p) {
       if (g < p.g_min) {
         return fail(FW_INVALID_ARGUMENT, "%s: g[%lld,%lld,%lld] is %g, allowed at least g_min = %g", p.op_name, ll(b), ll(t),
                     ll(hv), g, p.g_min);
-      }
-    }
-  }
-  if (given(p.state_indices)) {
-    for (int64_t n = 0; n < p.N; ++n) {
-      for (int64_t m = 0; m < n; ++m) {
-        if (load_int(p.state_indices, n) >= 0 && load_int(p.state_indices, n) == load_int(p.state_indices, m)) {
-          return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] and [%lld] are both %lld, a slot may be used once",
-                      p.op_name, ll(m), ll(n), ll(load_int(p.state_indices, n)));
-        }
       }
     }
   }
