@@ -57,11 +57,11 @@ bool accepts_parallel(const fw_context &context, const Problem &p, Reason &reaso
   return reference_parallel_accepts(context, p, reason);
 }
 
-bool accepts_reference(const fw_context &context, const Problem &p, Reason &reason) {
+bool accepts_reference(const fw_context &, const Problem &p, Reason &reason) {
   if (p.form == FW_FORM_PARALLEL) return reason.refuse("form is parallel");
   if (p.saved) return reason.refuse("saved is given, written by the chunk form only");
   if (p.direction == FW_STEP && p.state_layout == FW_STATE_OPAQUE) return reason.refuse("the state layout is opaque");
-  return reference_recurrent_accepts(context, p, reason);
+  return true;
 }
 
 constexpr Impl<Problem> kForward[] = {

@@ -7,14 +7,6 @@
 
 namespace fw::recurrence {
 
-bool reference_recurrent_accepts(const fw_context &, const Problem &p, Reason &reason) {
-  if (p.form == FW_FORM_PARALLEL) return reason.refuse("form is parallel, this one works token by token");
-  if (p.direction == FW_STEP && p.state_layout == FW_STATE_OPAQUE) {
-    return reason.refuse("state_layout is opaque, allowed KV and VK");
-  }
-  return true;
-}
-
 uint64_t reference_recurrent_workspace(const fw_context &context, const Problem &p) {
   return p.is_f64 ? ReferenceRun<double, Exact>(p, Exact()).workspace(context)
                   : ReferenceRun<float, Exact>(p, Exact()).workspace(context);

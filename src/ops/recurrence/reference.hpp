@@ -10,7 +10,6 @@
 
 namespace fw::recurrence {
 
-bool reference_recurrent_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t reference_recurrent_workspace(const fw_context &context, const Problem &p);
 void run_reference_recurrent(fw_context &context, const Problem &p, void *workspace);
 

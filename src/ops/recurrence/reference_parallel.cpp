@@ -151,8 +151,6 @@ class ParallelRun {
 }  // namespace
 
 bool reference_parallel_accepts(const fw_context &, const Problem &p, Reason &reason) {
-  if (p.form != FW_FORM_PARALLEL) return reason.refuse("form is not parallel");
-  if (p.direction != FW_FORWARD) return reason.refuse("direction is not forward");
   if (p.R > kMaxParallelRows) {
     return reason.refuse("T * n_sub is %lld, allowed at most %lld", static_cast<long long>(p.R),
                          static_cast<long long>(kMaxParallelRows));
