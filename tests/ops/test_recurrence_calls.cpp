@@ -205,6 +205,54 @@ TEST(Calls, SharedAndFusedMemory) {
   }
 }
 
+// A packed step gives each sequence what it gets alone, in its own slot of the pool.
+TEST(Calls, PackedStepsAreSeparate) {
+  for (Spec spec : rows()) {
+    spec.B = 1, spec.T = 13, spec.pack = 4, spec.offsets = {0, 5, 5, 6, 11};
+    const std::vector<int64_t> slots = {4, 1, 0, 3};
+    const Operands all = rounded_operands(spec, true);
+    for (const Path &path : paths(FW_STEP)) {
+      const Outputs packed = run_path(path, spec, all, FW_STEP, slots);
+      Outputs joined = packed;
+      std::fill(joined.values.at("o").data.begin(), joined.values.at("o").data.end(), 0.0);
+      Operands states = all;
+      for (size_t n = 0; n < slots.size(); ++n) {
+        Spec one = spec;
+        one.T = spec.offsets[n + 1] - spec.offsets[n], one.pack = 0, one.offsets.clear();
+        Operands part = tokens_between(spec, all, spec.offsets[n], spec.offsets[n + 1]);
+        for (const char *name : {"state", "state_z"}) {
+          if (states.count(name)) part[name] = states.at(name);
+        }
+        const Outputs alone = run_path(path, one, part, FW_STEP, {slots[n]});
+        paste(joined.values.at("o"), 1, spec.offsets[n], alone.values.at("o"));
+        for (const char *name : {"state", "state_z"}) {
+          if (alone.values.count(name)) states[name] = joined.values[name] = alone.values.at(name);
+        }
+      }
+      expect_same_bits(packed, joined, path.impl + ": " + text(spec));
+    }
+  }
+}
+
+// form auto is chunk; what the options allow is not needed on a CPU.
+TEST(Calls, AutoIsChunkAndOptionsChangeNoBit) {
+  for (const Spec &spec : rows()) {
+    for (fw_direction direction : {FW_FORWARD, FW_BACKWARD, FW_STEP}) {
+      const Operands all = rounded_operands(spec, direction == FW_STEP);
+      for (const Path &path : paths(direction)) {
+        if (direction == FW_FORWARD && path.form != FW_FORM_CHUNK) continue;
+        const Outputs expected = run_path(path, spec, all, direction);
+        Call automatic(spec, all, direction);
+        automatic.desc.form = FW_FORM_AUTO;
+        expect_same_bits(expected, automatic.run(forced(path.impl)), "auto, " + path.impl + ": " + text(spec));
+        Call free(spec, all, direction);
+        free.desc.options = FW_BATCH_INVARIANT | FW_ALLOW_TF32;
+        expect_same_bits(expected, free.run(forced(path.impl)), "options, " + path.impl + ": " + text(spec));
+      }
+    }
+  }
+}
+
 // A batch entry, or one query head with its value heads, gives alone the bits that it gives among others.
 TEST(Calls, BatchEntryAndHeadAlone) {
   for (Spec spec : rows()) {

@@ -108,6 +108,12 @@ TEST(Refusals, SizesAndOperands) {
       {"kda: V (last size of v) is 0, allowed 1 to 512", FW_FORWARD, kda(), [](Call &c) { c.desc.v.shape[3] = 0; }},
       {"kda: v has 3 heads and q has 2, the first must be a multiple of the second", FW_FORWARD, kda(),
        [](Call &c) { c.desc.v.shape[2] = 3; }},
+      {"gated_delta_product: T * n_sub does not fit in 64 bits", FW_FORWARD, spec_of(FW_OP_GATED_DELTA_PRODUCT),
+       [](Call &c) { c.desc.q.shape[1] = INT64_MAX / 2; }},
+      {"kda: q has shape [2,288230376151711744,2,5], more than 2^58 elements", FW_FORWARD, kda(),
+       [](Call &c) { c.desc.q.shape[1] = int64_t{1} << 58; }},
+      {"kda: k has a data pointer that is not a multiple of 4 bytes", FW_FORWARD, kda(),
+       [](Call &c) { c.desc.k.data = static_cast<char *>(c.desc.k.data) + 1; }},
       {"kda: q has dtype int32, allowed fp32, bf16, fp16, fp64", FW_FORWARD, kda(),
        [](Call &c) { c.desc.q.dtype = FW_I32; }},
       {"kda: k has dtype bf16, allowed fp32", FW_FORWARD, kda(), [](Call &c) { c.desc.k.dtype = FW_BF16; }},
@@ -265,6 +271,8 @@ TEST(Refusals, Calls) {
     EXPECT_EQ(std::string(fw_last_error()),
               "kda: workspace has 0 bytes, needed " + std::to_string(bytes) + " (" + impl + ")");
   }
+  EXPECT_EQ(fw_recurrence_check(context.get(), &call.desc, &call.grads, FW_FORWARD), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(), "kda: grads is given, allowed null unless the direction is backward");
   ASSERT_EQ(fw_recurrence_saved_size(context.get(), &call.desc, &bytes), FW_OK);
   ASSERT_GT(bytes, 0u);
   Memory saved(bytes), workspace(1 << 20);
@@ -287,6 +295,46 @@ TEST(Refusals, Calls) {
   EXPECT_STREQ(fw_op_name(FW_OP_BY_AXES), "by_axes");
 }
 
+// Sizes of calls so long that a count of bytes passes 64 bits are refused, not wrapped.
+TEST(Refusals, SizesPast64Bits) {
+  const Context context("");
+  Spec spec = spec_of(FW_OP_DELTA_RULE);
+  spec.B = spec.H = spec.group = 1, spec.K = spec.V = 512, spec.T = 1;
+  Call call(spec, rounded_operands(spec), FW_BACKWARD);
+  for (fw_tensor *t : {&call.desc.q, &call.desc.k, &call.desc.v, &call.desc.beta}) t->shape[1] = int64_t{1} << 49;
+  uint64_t bytes = 7;
+  EXPECT_EQ(fw_recurrence_saved_size(context.get(), &call.desc, &bytes), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(), "delta_rule: saved does not fit in 64 bits");
+  EXPECT_EQ(fw_recurrence_workspace_size(context.get(), &call.desc, FW_BACKWARD, &bytes), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(), "delta_rule: the workspace does not fit in 64 bits");
+  EXPECT_EQ(bytes, 7u);
+}
+
+// However many sequences and slots there are, a slot that two of them name is found, and distinct ones pass.
+TEST(Refusals, SlotsUsedTwice) {
+  const Context context("");
+  struct Case {
+    int64_t n_sequences, slots, first, second;
+  };
+  for (const Case &c : {Case{3, 3, 0, 2}, Case{64, 70, 3, 63}, Case{65, 65, 0, 1}, Case{300, 300, 7, 299},
+                        Case{300, 70000, 5, 298}, Case{66, 70000, 64, 65}, Case{4, 200000, 1, 3}}) {
+    Spec spec = spec_of(FW_OP_SIMPLE_GLA);
+    spec.B = c.n_sequences, spec.T = 1, spec.H = spec.group = spec.K = spec.V = 1;
+    std::vector<int64_t> indices;
+    for (int64_t n = 0; n < c.n_sequences; ++n) indices.push_back(n % 5 == 4 ? -n : c.slots - 1 - n);
+    Operands all = rounded_operands(spec, true);
+    all.at("state") = make_values({c.slots, 1, 1, 1});
+    EXPECT_EQ(run_call(context, spec, all, FW_STEP, indices).status, FW_OK) << fw_last_error();
+    indices[static_cast<size_t>(c.first)] = indices[static_cast<size_t>(c.second)] = c.slots - 1 - c.first;
+    const Outputs refused = run_call(context, spec, all, FW_STEP, indices);
+    EXPECT_EQ(refused.status, FW_INVALID_ARGUMENT);
+    const std::string expected = "simple_gla: state_indices[" + std::to_string(c.first) + "] and [" +
+                                 std::to_string(c.second) + "] are both " + std::to_string(c.slots - 1 - c.first) +
+                                 ", a slot may be used once";
+    EXPECT_EQ(refused.error, expected);
+  }
+}
+
 // Import and export of the opaque state.
 TEST(Refusals, OpaqueState) {
   const Context context("");
@@ -306,6 +354,10 @@ TEST(Refusals, OpaqueState) {
   EXPECT_STREQ(fw_last_error(), "kda: layout is 2, allowed KV (0) or VK (1)");
   EXPECT_EQ(fw_recurrence_state_import(context.get(), &call.desc, &plain, FW_STATE_VK), FW_INVALID_ARGUMENT);
   EXPECT_STREQ(fw_last_error(), "kda: plain has shape [4,4,5,3], expected [4,4,3,5]");
+  call.desc.state.data = nullptr;
+  EXPECT_EQ(fw_recurrence_state_import(context.get(), &call.desc, &plain, FW_STATE_KV), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(), "kda: state has a null data pointer");
+  call.desc.state = opaque.tensor();
   call.desc.state.shape[2] += 1;
   EXPECT_EQ(fw_recurrence_state_export(context.get(), &call.desc, &plain, FW_STATE_KV), FW_INVALID_ARGUMENT);
   EXPECT_NE(std::string(fw_last_error()).find("kda: state has shape [4,4,"), std::string::npos) << fw_last_error();
@@ -341,6 +393,53 @@ TEST(Refusals, Implementations) {
   EXPECT_NE(all.find("reference_recurrent: accepted\n"), std::string::npos) << all;
   EXPECT_NE(all.find("reference_parallel: refused: form is chunk\n"), std::string::npos) << all;
   EXPECT_NE(all.find(recurrent + ": refused: form is chunk\n"), std::string::npos) << all;
+  // every other reason to refuse
+  const auto explained = [&](fw_direction direction) {
+    uint64_t length = 0;
+    EXPECT_EQ(fw_recurrence_explain(free.get(), &call.desc, direction, lines, sizeof lines, &length), FW_OK)
+        << fw_last_error();
+    return std::string(lines);
+  };
+  for (int32_t level = 0; level < kLevelCount; ++level) {
+    if (level_is_available(level)) continue;
+    const std::string name = level_name(level);
+    EXPECT_NE(all.find("cpu_" + name + "_chunk: refused: this machine or build lacks " + name + "\n"),
+              std::string::npos)
+        << all;
+  }
+  call.desc.form = FW_FORM_PARALLEL;
+  EXPECT_NE(explained(FW_BACKWARD).find(best + ": refused: form is parallel, which is forward only\n"),
+            std::string::npos);
+  EXPECT_NE(explained(FW_BACKWARD).find("reference_recurrent: refused: form is parallel\n"), std::string::npos);
+  call.desc.form = FW_FORM_RECURRENT;
+  unsigned char saved[1];
+  call.desc.saved = saved;
+  EXPECT_NE(explained(FW_FORWARD).find(recurrent + ": refused: saved is given, written by the chunk form only\n"),
+            std::string::npos);
+  EXPECT_NE(
+      explained(FW_FORWARD).find("reference_recurrent: refused: saved is given, written by the chunk form only\n"),
+      std::string::npos);
+  call.desc.form = FW_FORM_PARALLEL;
+  EXPECT_NE(
+      explained(FW_FORWARD).find("reference_parallel: refused: saved is given, written by the chunk form only\n"),
+      std::string::npos);
+  Call exact(as_f64(kda()), rounded_operands(kda()), FW_FORWARD);
+  exact.desc.form = FW_FORM_CHUNK;
+  std::swap(call.desc, exact.desc);
+  EXPECT_NE(explained(FW_FORWARD).find(best + ": refused: operands are fp64, computed by the reference only\n"),
+            std::string::npos);
+  EXPECT_NE(explained(FW_FORWARD).find("*reference_recurrent: accepted\n"), std::string::npos);
+  std::swap(call.desc, exact.desc);
+  call.desc.form = FW_FORM_AUTO, call.desc.saved = nullptr;
+  Call step(kda(), rounded_operands(kda(), true), FW_STEP);
+  int64_t elements = 0;
+  ASSERT_EQ(fw_recurrence_opaque_size(free.get(), &step.desc, &elements), FW_OK) << fw_last_error();
+  Buffer opaque({4, 4, elements}, FW_F32, Strides::kDense);
+  step.desc.state = opaque.tensor(), step.desc.state_layout = FW_STATE_OPAQUE;
+  std::swap(call.desc, step.desc);
+  EXPECT_NE(explained(FW_STEP).find("reference_recurrent: refused: the state layout is opaque\n"), std::string::npos);
+  std::swap(call.desc, step.desc);
+
   // a short buffer gets the beginning and a closing zero, and nothing behind it
   std::string shortened(40, '#');
   ASSERT_EQ(fw_recurrence_explain(free.get(), &call.desc, FW_FORWARD, shortened.data(), 30, &needed), FW_OK);
