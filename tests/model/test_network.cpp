@@ -5,6 +5,8 @@
 
 #include <math.h>
 
+#include <algorithm>
+
 #include "model/golden.hpp"
 #include "model/model.hpp"
 #include "model/session.hpp"
@@ -271,4 +273,47 @@ TEST(Session, RefusesASavedStateThatDoesNotFit) {
   EXPECT_NE(text.find("for this model at position 5"), std::string::npos) << text;
   saved[7] = 0x80;
   EXPECT_NE(refusal([&] { session.restore(saved); }).find("the saved position is -"), std::string::npos);
+}
+
+// A checkpoint with three value heads a key head and weights that all differ.
+TEST(FieldReports, Field064TwoKeyHeadsAndSixValueHeads) {
+  TempFolder folder;
+  Shape shape;
+  shape.n_heads = 2, shape.n_value_heads = 6;
+  const Tensors tensors = model_files::random_tensors(shape, 64);
+  model_files::write_model(folder.path, shape, tensors);
+  const std::shared_ptr<const Model> model = Model::load(folder.path.string());
+  ContextHolder two{2};
+  Session session(model, two.context);
+  const std::vector<uint8_t> tokens = tokens_of(100, 64);
+  const std::vector<float> expected = plain_logits(shape, tensors, tokens);
+  EXPECT_LT(largest_difference(logits_of_prefill(session, tokens), expected), kTolerance);
+  EXPECT_LT(largest_difference(logits_of_steps(session, tokens), expected), kTolerance);
+}
+
+// 512 tokens chosen greedily by the plain network are those that the runner would choose; where its best two are
+// closer than the tolerance either may be.
+TEST(FieldReports, Field065LongGreedyGenerationIsTheReferences) {
+  TempFolder folder;
+  const Shape shape;
+  const Tensors tensors = model_files::random_tensors(shape, 65);
+  model_files::write_model(folder.path, shape, tensors);
+  const std::shared_ptr<const Model> model = Model::load(folder.path.string());
+  ContextHolder one{1};
+  Session session(model, one.context);
+  plain::Network network(shape, tensors);
+  uint8_t token = 0;
+  int64_t n_equal = 0;
+  for (int64_t t = 0; t < 512; ++t) {
+    const auto expected = network.read(token);
+    session.step(token);
+    const std::span<const float> found = session.logits();
+    const size_t theirs =
+        static_cast<size_t>(std::max_element(expected.begin() + 1, expected.end()) - expected.begin());
+    const size_t ours = static_cast<size_t>(std::max_element(found.begin() + 1, found.end()) - found.begin());
+    n_equal += ours == theirs ? 1 : 0;
+    EXPECT_LT(expected[theirs] - expected[ours], 2 * kTolerance) << "token " << t;
+    token = static_cast<uint8_t>(theirs);  // 1 to 255: a zero byte would start a document
+  }
+  EXPECT_GE(n_equal, 510);
 }

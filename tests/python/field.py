@@ -4,6 +4,8 @@
 Unless an entry says otherwise: unit q and k, beta = sigmoid(normal), B = 1, H = 2, K = V = 32, and both fp32 and bf16.
 docs/field_reports.md lists every entry, the test it became or why it has none.
 """
+import time
+
 import numpy as np
 
 import c_call
@@ -86,3 +88,23 @@ def tokens_of(call, batch, first, last, **changes):
     for name, x in changes.items():
         setattr(part, name, x)
     return part
+
+
+def prepared(context, op, desc, direction):
+    """The call as a function of nothing, set up once: what it takes is the library's time."""
+    size = fw.workspace_size(context, op, desc, direction)
+    workspace = np.zeros(size + 1, np.uint8)
+    verb = getattr(fw.library(), f"fw_{op}_{('forward', 'backward', 'step')[direction]}")
+    arguments = (context.pointer, fw.ct.byref(desc), workspace.ctypes.data_as(fw.ct.c_void_p), fw.ct.c_uint64(size))
+
+    def call():
+        fw.ok(verb(*arguments))
+
+    call.kept = (desc, workspace)
+    return call
+
+
+def seconds(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

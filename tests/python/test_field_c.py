@@ -6,7 +6,7 @@ import pytest
 import c_call
 import c_neighbours
 import fastweight_c as fw
-from field import BOTH, both_within, error_text, forward_within, problem, same_bits, tokens_of
+from field import BOTH, both_within, error_text, forward_within, prepared, problem, same_bits, seconds, tokens_of
 from oracle import cases, neighbours, yardstick
 from tiny_model import TinyModel, prompt
 
@@ -155,6 +155,16 @@ def test_field_042_convolution_with_offsets_and_states(context):
     truth = neighbours.short_conv(x, weight, bias, state, cu, "silu")
     conv_close(found["y"], np.concatenate([x.ravel(), state.ravel()]), weight, truth["y"], bias)
     assert np.array_equal(found["final_state"], truth["final_state"])
+
+
+def test_field_043_offsets_cost_no_host_time(one_thread):
+    """Eight empty sequences: all that a call does is read its arguments. 48 calls with one offset table."""
+    call = problem("gated_delta_rule", seed=43, T=0, cu=[0] * 9, K=8, V=8, state=False)
+    running = c_call.Running(call, "f32")
+    running.desc.set("o", np.zeros(running.shapes["o"], np.float32))
+    run = prepared(one_thread, "recurrence", running.desc, fw.FORWARD)
+    run()
+    assert min(seconds(run) for _ in range(47)) < 20e-6
 
 
 def test_field_044_negative_slots_are_skipped(context):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Field reports, groups J and K: memory and speed (109 to 126), hardware coverage and install (127 to 142), as far as they
-are facts of an operator on a CPU. Times are bench/'s business and are not asserted here."""
+are facts of an operator on a CPU. What an operator costs is bench/'s business; where an entry asks for a ratio of two times, each is
+the best or the median of many, and a ratio that a busy machine spoils is measured again."""
 import os
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -12,11 +14,83 @@ import pytest
 
 import c_call
 import fastweight_c as fw
-from field import backward_within, both_within, forward_within, part_of_heads, problem, same_bits, tokens_of
+from field import backward_within, both_within, forward_within, part_of_heads, prepared, problem, same_bits, seconds, tokens_of
 from oracle import cases, yardstick
 from tiny_model import TinyModel, prompt
 
 HERE = Path(__file__).resolve().parent
+
+
+def measured(ratio, limit, times=6):
+    """Whether ratio() is below the limit in one of several measurements."""
+    found = []
+    for _ in range(times):
+        found.append(ratio())
+        if found[-1] < limit:
+            return
+    raise AssertionError(f"ratios {found}, allowed {limit}")
+
+
+def calls_of_lengths(context, lengths):
+    """Prepared calls of a recurrence, a gated norm, an L2 norm and a short convolution, one each a length."""
+    rng = np.random.default_rng(109)
+    for T in lengths:
+        running = c_call.Running(problem("gated_delta_rule", T=T, H=1, K=16, V=16, state=False), "f32")
+        running.desc.set("o", np.zeros(running.shapes["o"], np.float32))
+        x = rng.standard_normal((1, T, 96)).astype(np.float32)
+        gated = fw.Norm(kind=1, gate_activation=1, x=x, gate=x.copy(), y=np.zeros_like(x))
+        plain = fw.Norm(kind=0, x=x, y=np.zeros_like(x))
+        conv = fw.ShortConv(activation=1, x=x, weight=np.ones((96, 4), np.float32), y=np.zeros_like(x))
+        descs = {"recurrence": running.desc, "gated norm": gated, "l2 norm": plain, "short_conv": conv}
+        yield {what: prepared(context, "norm" if "norm" in what else what, desc, fw.FORWARD) for what, desc in descs.items()}
+
+
+def test_field_109_no_length_is_slow(one_thread):
+    calls = list(calls_of_lengths(one_thread, range(400, 450)))
+
+    def worst():
+        ratios = []
+        for what in calls[0]:
+            best = [min(seconds(call[what]) for _ in range(3)) for call in calls]
+            ratios.append(max(best) / statistics.median(best))
+        return max(ratios)
+
+    measured(worst, 3)
+
+
+def test_field_110_first_call_of_a_length(one_thread):
+    lengths = iter(range(512, 4096, 3))  # a length is new once
+
+    def first_over_later():
+        ratios = {}
+        for calls in calls_of_lengths(one_thread, [next(lengths) for _ in range(12)]):
+            for what, call in calls.items():
+                first = seconds(call)
+                ratios.setdefault(what, []).append(first / statistics.median(seconds(call) for _ in range(3)))
+        return max(statistics.median(x) for x in ratios.values())
+
+    measured(first_over_later, 2)
+
+
+def test_field_117_slots_that_are_no_neighbours(one_thread):
+    call = problem("gated_delta_rule", seed=117, B=2, T=1, H=8, K=64, V=64, state=False)
+    pool = np.zeros((3, 8, 64, 64), np.float32)
+    runs = []
+    for slots in ([0, 1], [0, 2]):
+        running = c_call.Running(call, "f32")
+        for name, value in (("o", np.zeros(running.shapes["o"], np.float32)), ("state", pool),
+                            ("state_indices", np.array(slots, np.int32))):
+            running.desc.set(name, value)
+        runs.append(prepared(one_thread, "recurrence", running.desc, fw.STEP))
+
+    def apart_over_adjacent():
+        adjacent, apart = ([], [])
+        for _ in range(40):
+            adjacent.append(seconds(runs[0]))
+            apart.append(seconds(runs[1]))
+        return min(apart) / min(adjacent)
+
+    measured(apart_over_adjacent, 1.1)
 
 
 def fresh_process(code, **environment):
@@ -38,6 +112,51 @@ def test_field_112_first_call_without_home_or_cache(context, tmp_path):
     """, HOME=str(empty), XDG_CACHE_HOME=str(empty / "none"), TMPDIR=str(empty / "none"))
     assert out.strip() == c_call.forward(context, problem("kda", T=40), "f32", raw=True)["o"].tobytes().hex()[:64]
     assert list(empty.iterdir()) == []
+
+
+def test_field_124_no_code_is_made_for_shapes():
+    """100 shapes later the process has the executable mappings that it had after the first."""
+    out = fresh_process("""
+        import c_call, fastweight_c as fw
+        from field import problem
+        def mapped():
+            return {(line.split()[-1], line.split()[0]) for line in open("/proc/self/maps") if " r-xp " in line}
+        with fw.Context(1) as context:
+            c_call.forward(context, problem("kda", T=3, K=4, V=4), "f32")
+            before = mapped()
+            for n in range(100):
+                c_call.forward(context, problem("kda", T=1 + n % 7, H=1 + n % 3, K=1 + n % 9, V=1 + n % 11), "f32")
+            print(len(before) > 3, mapped() == before)
+    """)
+    assert out.split() == ["True", "True"]
+
+
+def test_field_137_no_compiler_at_run_time(context, tmp_path):
+    out = fresh_process("""
+        import shutil, c_call, fastweight_c as fw
+        from field import problem
+        print([shutil.which(name) for name in ("cc", "gcc", "clang", "ld", "as")])
+        with fw.Context(1) as context:
+            print(c_call.forward(context, problem("kda", T=40), "f32", raw=True)["o"].tobytes().hex()[:64])
+    """, PATH=str(tmp_path))
+    tools, bits = out.splitlines()
+    assert tools == str([None] * 5)
+    assert bits == c_call.forward(context, problem("kda", T=40), "f32", raw=True)["o"].tobytes().hex()[:64]
+
+
+def test_field_142_first_call_of_a_process():
+    """Nothing is made ready in the first call: it takes no more than reading the code from disk, in the best of five processes."""
+    def milliseconds():
+        return float(fresh_process("""
+            import numpy as np, c_call, fastweight_c as fw
+            from field import prepared, problem, seconds
+            with fw.Context(1) as context:
+                running = c_call.Running(problem("kda", T=64), "f32")
+                running.desc.set("o", np.zeros(running.shapes["o"], np.float32))
+                print(1e3 * seconds(prepared(context, "recurrence", running.desc, fw.FORWARD)))
+        """))
+
+    measured(milliseconds, 20, times=5)
 
 
 def sizes(context, op, T, K=64, V=64, H=2):

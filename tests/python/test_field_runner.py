@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Field reports that a language model runner can be given, through the program itself and the shipped model."""
+import json
 import os
 import subprocess
 
@@ -83,7 +84,9 @@ def test_field_106_threads_do_not_matter(program):
 
 
 def test_field_130_the_program_checks_this_machine(program):
-    assert program("verify", "--operators", "--json")
+    """Operators against fp64, and the shipped model against the logits of its recipe: one prefill, and token by token."""
+    result = json.loads(program("verify", "--json"))
+    assert (result["failed"], result["not_run"]) == (0, 0) and result["ok"] >= 11, result
 
 
 def test_field_141_a_prompt_of_ten_thousand_bytes(program, tmp_path):
@@ -96,9 +99,13 @@ def test_field_141_a_prompt_of_ten_thousand_bytes(program, tmp_path):
         read, write = os.pipe()
         child = os.fork()
         if child == 0:  # the peak of exactly one process
-            program("generate", "--quiet", "--tokens", 1, "--file", path)
-            os.write(write, str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss).encode())
-            os._exit(0)
+            status = 1
+            try:
+                program("generate", "--quiet", "--tokens", 1, "--file", path)
+                os.write(write, str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss).encode())
+                status = 0
+            finally:
+                os._exit(status)
         os.close(write)
         assert os.waitpid(child, 0)[1] == 0
         sizes.append(int(os.read(read, 32)))
