@@ -51,7 +51,7 @@ from problems import cases, fw  # noqa: E402
 # A wrong result is off by far more; a right one by 1e-6 (fp32 sums of 2048 tokens) or one rounding of the stored type.
 ALLOWED = {"f32": 1e-4, "bf16": 2e-2, "f16": 4e-3}
 PAUSE = 0.03  # seconds; the spinning of OpenMP's and others' idle threads ends within a few milliseconds
-ROW_NAMES = cases.ROW_NAMES  # "linear_attn" to "rwkv7": the whole catalogue, FW_OP_COUNT - 1 rows
+ROW_NAMES = cases.ROW_NAMES  # "linear_attn" to "rwkv7": the whole catalogue
 
 
 class Timed:

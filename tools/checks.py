@@ -76,6 +76,12 @@ def split_comments(path, text):
     return code, comments
 
 
+def without_comments(path, text):
+    """The text of a source file without its comments; strings stay."""
+    token = CPP_TOKEN if path.suffix in CPP_SUFFIXES else HASH_TOKEN
+    return token.sub(lambda match: "" if match.lastgroup == "comment" else match.group(0), text)
+
+
 def run(check, description):
     parser = argparse.ArgumentParser(description=description.strip().split("\n", maxsplit=1)[0])
     here = pathlib.Path(__file__).resolve().parent.parent

@@ -350,6 +350,30 @@ def test_a_row_that_lacks_something_is_found(tree, path, piece):
     only(tree.findings(check_catalogue), "kda", piece)
 
 
+@pytest.mark.parametrize(
+    "path, text, piece",
+    [
+        ("tests/ops/test_rows.cpp", "// FW_OP_COUNT rows, kda among them\nint x;\n", "C++ test"),
+        ("bench/bench_rows.cpp", '/* "kda" */\nint x;\n', "benchmark"),
+        ("bench/bench_rows.py", "x = 1  # FW_OP_COUNT rows\n", "benchmark"),
+        ("tests/oracle/recurrence.py", '# "kda"\nROWS = {}\n', "NumPy oracle"),
+    ],
+)
+def test_a_comment_is_no_test_and_no_benchmark(tree, path, text, piece):
+    small_catalogue(tree)
+    if path.startswith("bench/"):
+        (tree.root / "bench/bench_rows.cpp").unlink()
+    tree.write(path, text)
+    only(tree.findings(check_catalogue), "kda", piece)
+
+
+def test_a_python_benchmark_of_all_rows_passes(tree):
+    small_catalogue(tree)
+    (tree.root / "bench/bench_rows.cpp").unlink()
+    tree.write("bench/bench_rows.py", "for op in ROW_NAMES:\n    run(op)\n")
+    assert tree.findings(check_catalogue) == []
+
+
 def test_a_page_of_no_row_and_a_wrong_count_are_found(tree):
     small_catalogue(tree)
     tree.write("docs/operators/gone.md", "# gone\n")
