@@ -193,7 +193,7 @@ void add_explain(CLI::App &app) {
                   "refuse; the one that runs has a star. The environment variable FW_IMPL=NAME forces one.",
                   "  fastweight explain\n"
                   "  fastweight explain kda --dtype bf16 --key-dim 96 --value-dim 200\n"
-                  "  FW_IMPL=reference fastweight explain gated_delta_rule --direction step");
+                  "  FW_IMPL=reference_recurrent fastweight explain gated_delta_rule --direction step");
   const auto o = std::make_shared<ExplainOptions>();
   command->add_option("operator", o->op, "A row of the catalogue; all of them without it")->type_name("NAME");
   command->add_option("--dtype", o->dtype, "f32, bf16 or f16")->type_name("TYPE")->capture_default_str();
