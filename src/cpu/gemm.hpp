@@ -125,4 +125,15 @@ inline float dot(int64_t padded, const float *a, const float *b) {
   return sums[0];
 }
 
+// Compiled once a level, in gemm.isa.cpp: copies in every kernel file cost 3 s of compiling each, 8 s with
+// sanitizers.
+extern template void dots<AsF32>(int64_t, int64_t, int64_t, const float *, int64_t, const float *, int64_t, float *,
+                                 int64_t, bool);
+extern template void gemm_nn<Keep::kNothing>(int64_t, int64_t, int64_t, const float *, int64_t, int64_t,
+                                             const float *, int64_t, float *, int64_t, const float *);
+extern template void gemm_nn<Keep::kAll>(int64_t, int64_t, int64_t, const float *, int64_t, int64_t, const float *,
+                                         int64_t, float *, int64_t, const float *);
+extern template void gemm_nn<Keep::kScaled>(int64_t, int64_t, int64_t, const float *, int64_t, int64_t, const float *,
+                                            int64_t, float *, int64_t, const float *);
+
 }  // namespace fw::FW_LEVEL

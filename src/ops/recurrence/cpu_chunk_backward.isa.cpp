@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chunk backward on the CPU.
 //
-// Plan: one task a (sequence, query/key head); it owns every gradient of that head and of the value heads of its group, so
-// nothing is summed across tasks. Segments of 64 rows are visited from the last to the first: the states at the start of
-// its four chunks are recomputed from the state saved by the forward, then each chunk is reversed with the gradient of the
-// state at its end, which it replaces by the one at its start. Gradients of q, k, p, a, b, erase_gate are gathered in fp32
-// over the group and stored once a segment.
-// Scratch a slot: (4 + group) states K*W, 4*32*W writes, 6*64*K gathered rows: 700 KB at K = V = 128.
+// Plan: one task a (sequence, query/key head); it owns every gradient of that head and of the value heads of its
+// group, so nothing is summed across tasks. Segments of 64 rows are visited from the last to the first: the states at
+// the start of its four chunks are recomputed from the state saved by the forward, then each chunk is reversed with
+// the gradient of the state at its end, which it replaces by the one at its start. Gradients of q, k, p, a, b,
+// erase_gate are gathered in fp32 over the group and stored once a segment. Scratch a slot: (4 + group) states K*W,
+// 4*32*W writes, 6*64*K gathered rows: 700 KB at K = V = 128.
+#include "cpu/activation.hpp"
 #include "ops/recurrence/cpu_chunk_forward.hpp"
-#include "ops/recurrence/cpu_dispatch.hpp"
 #include "ops/recurrence/cpu_reverse.hpp"
 
 namespace fw::FW_LEVEL {
@@ -24,30 +24,29 @@ constexpr int64_t kChunks = kSegmentRows / kChunk;
 struct Scratch {
   Chunk chunk;
   ReverseChunk reverse;
-  float *states[kChunks];      // [K,W] at the start of each chunk of a segment
-  float *writes[kChunks];      // [2C,W]: u then w
-  float *d_state;              // [group,K,W]
-  float *d_o, *d_u, *d_z;      // [C,W]; d_z: minus the gradient of v' (shared) or that of w (independent)
-  float *sums;                 // [C,W], with the normaliser
-  float *gathered[4];          // [kSegmentRows,Kp]: q, k, p or a, erase_gate or b
-  float *gate_sums;            // [2,Kp]: d_a_log, d_dt_bias of a head
-  float *row;                  // [max(Kp,W)]
+  float *states[kChunks];  // [K,W] at the start of each chunk of a segment
+  float *writes[kChunks];  // [2C,W]: u then w
+  float *d_state;          // [group,K,W]
+  float *d_o, *d_u, *d_z;  // [C,W]; d_z: minus the gradient of v' (shared) or that of w (independent)
+  float *sums;             // [C,W], with the normaliser
+  float *gathered[4];      // [kSegmentRows,Kp]: q, k, p or a, erase_gate or b
+  float *gate_sums;        // [2,Kp]: d_a_log, d_dt_bias of a head
+  float *row;              // [max(Kp,W)]
 
-  template <class L>
-  void lay_out(L &ledger, const Problem &p) {
+  FW_NOINLINE void lay_out(Ledger &ledger, const Problem &p) {
     const int64_t Kp = pad_lanes(p.K), W = pad_lanes(p.V + (p.has_normalizer ? 1 : 0));
     chunk.lay_out(ledger, p, W, true);
     reverse.lay_out(ledger, p);
-    for (float *&state : states) state = ledger.template take<float>(p.K * W);
-    for (float *&write : writes) write = ledger.template take<float>(2 * kChunk * W);
-    d_state = ledger.template take<float>(p.group() * p.K * W);
-    d_o = ledger.template take<float>(kChunk * W);
-    d_u = ledger.template take<float>(kChunk * W);
-    d_z = ledger.template take<float>(kChunk * W);
-    sums = ledger.template take<float>(kChunk * W);
-    for (float *&rows : gathered) rows = ledger.template take<float>(kSegmentRows * Kp);
-    gate_sums = ledger.template take<float>(2 * Kp);
-    row = ledger.template take<float>(recurrence::kMaxWidth);
+    for (float *&state : states) state = ledger.take<float>(p.K * W);
+    for (float *&write : writes) write = ledger.take<float>(2 * kChunk * W);
+    d_state = ledger.take<float>(p.group() * p.K * W);
+    d_o = ledger.take<float>(kChunk * W);
+    d_u = ledger.take<float>(kChunk * W);
+    d_z = ledger.take<float>(kChunk * W);
+    sums = ledger.take<float>(kChunk * W);
+    for (float *&rows : gathered) rows = ledger.take<float>(kSegmentRows * Kp);
+    gate_sums = ledger.take<float>(2 * Kp);
+    row = ledger.take<float>(recurrence::kMaxWidth);
   }
 };
 
@@ -55,12 +54,11 @@ struct Scratch {
 struct Shared {
   float *saved;
   float *gate_parts;  // [N,HV,1 + gate width]: d_a_log, d_dt_bias of one sequence
-  template <class L>
-  void lay_out(L &ledger, const Problem &p) {
+  FW_NOINLINE void lay_out(Ledger &ledger, const Problem &p) {
     saved = nullptr;
-    if (!p.saved) saved = ledger.template take<float>(static_cast<int64_t>(recurrence::saved_bytes(p) / 4));
+    if (!p.saved) saved = ledger.take<float>(static_cast<int64_t>(recurrence::saved_bytes(p) / 4));
     gate_parts = nullptr;
-    if (given(p.a_log) || given(p.dt_bias)) gate_parts = ledger.template take<float>(p.N * p.HV * (1 + p.K));
+    if (given(p.a_log) || given(p.dt_bias)) gate_parts = ledger.take<float>(p.N * p.HV * (1 + p.K));
   }
 };
 
@@ -90,46 +88,49 @@ void load_d_o(const Problem &p, const Rows &where, const Panel &panel, const flo
 }
 
 // Gradients of u, w (through the triangle) and of the state, from d_o and the state's gradient at the chunk's end.
-template <fw_gate kGate, fw_erase kErase>
 void reverse_products(const Problem &p, int64_t rows, const float *state, float *d_state, Scratch &s) {
-  constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
+  const bool erases = p.erase != FW_ERASE_NONE, is_independent = p.erase == FW_ERASE_INDEPENDENT;
   const Chunk &c = s.chunk;
   ReverseChunk &r = s.reverse;
   const int64_t K = p.K, Kp = c.Kp, W = c.W;
   gemm_nn<Keep::kNothing>(rows, W, K, c.ends_k, Kp, 1, d_state, W, s.d_u, W);
-  if constexpr (kIndependent) gemm_nn<Keep::kNothing>(rows, W, K, c.ends_b, Kp, 1, d_state, W, s.d_z, W);
+  if (is_independent) gemm_nn<Keep::kNothing>(rows, W, K, c.ends_b, Kp, 1, d_state, W, s.d_z, W);
   for (int64_t i = rows - 1; i >= 0; --i) {
     const int64_t diagonal = i * kChunk + i, below = diagonal + kChunk, later = rows - 1 - i;
     float *d_u = s.d_u + i * W, *d_z = s.d_z + i * W;
-    if constexpr (kIndependent) {
+    if (is_independent) {
       add_rows(later + 1, c.qb + diagonal, kChunk, s.d_o + i * W, W, d_z);
       add_rows(later, c.xb + below, kChunk, d_z + W, W, d_z);
     }
     add_rows(later + 1, c.qk + diagonal, kChunk, s.d_o + i * W, W, d_u);
-    if constexpr (kErases) add_rows(later, c.xk + below, kChunk, d_z + W, W, d_u);
-    if constexpr (kErases && !kIndependent) scale_row(d_u, -1.0f, W, d_z);
+    if (erases) add_rows(later, c.xk + below, kChunk, d_z + W, W, d_u);
+    if (erases && !is_independent) scale_row(d_u, -1.0f, W, d_z);
   }
   gemm_nt(rows, rows, W, s.d_o, W, c.u, W, r.d_qk, kChunk, false);
   gemm_nt(rows, K, W, s.d_o, W, state, W, r.d_reads_q, Kp, false);
   gemm_nt(rows, K, W, c.u, W, d_state, W, r.d_k, Kp, false);
-  if constexpr (kErases) {
+  if (erases) {
     gemm_nt(rows, rows, W, s.d_z, W, c.u, W, r.d_xk, kChunk, false);
     gemm_nt(rows, K, W, s.d_z, W, state, W, r.d_reads_x, Kp, false);
   }
-  if constexpr (kIndependent) {
+  if (is_independent) {
     gemm_nt(rows, rows, W, s.d_o, W, c.w, W, r.d_qb, kChunk, false);
     gemm_nt(rows, rows, W, s.d_z, W, c.w, W, r.d_xb, kChunk, false);
     gemm_nt(rows, K, W, c.w, W, d_state, W, r.d_b, Kp, false);
   }
   for (int64_t i = 0; i < rows; ++i) {  // gemm_nt leaves the padding of K alone
-    for (int64_t d = K; d < Kp; ++d) r.d_reads_q[i * Kp + d] = r.d_reads_x[i * Kp + d] = r.d_k[i * Kp + d] = r.d_b[i * Kp + d] = 0;
+    for (int64_t d = K; d < Kp; ++d)
+      r.d_reads_q[i * Kp + d] = r.d_reads_x[i * Kp + d] = r.d_k[i * Kp + d] = r.d_b[i * Kp + d] = 0;
   }
-  if constexpr (kGate != FW_GATE_NONE) {
+  if (p.gate != FW_GATE_NONE) {
     for (int64_t d = 0; d < Kp; ++d) r.d_total[d] = d < K ? dot(W, state + d * W, d_state + d * W) : 0.0f;
   }
-  constexpr Keep kKeep = kGate == FW_GATE_NONE ? Keep::kAll : Keep::kScaled;
-  gemm_nn<kKeep>(K, W, rows, c.reads_q, 1, Kp, s.d_o, W, d_state, W, kGate == FW_GATE_NONE ? nullptr : c.total);
-  if constexpr (kErases) gemm_nn<Keep::kAll>(K, W, rows, c.reads_x, 1, Kp, s.d_z, W, d_state, W);
+  if (p.gate == FW_GATE_NONE) {
+    gemm_nn<Keep::kAll>(K, W, rows, c.reads_q, 1, Kp, s.d_o, W, d_state, W);
+  } else {
+    gemm_nn<Keep::kScaled>(K, W, rows, c.reads_q, 1, Kp, s.d_o, W, d_state, W, c.total);
+  }
+  if (erases) gemm_nn<Keep::kAll>(K, W, rows, c.reads_x, 1, Kp, s.d_z, W, d_state, W);
 }
 
 void add_row(const float *x, int64_t padded, float *to) {
@@ -137,9 +138,7 @@ void add_row(const float *x, int64_t padded, float *to) {
 }
 
 // Stores what belongs to one value head (v, write_gate, beta, g) and gathers what belongs to the query/key head.
-template <fw_gate kGate, fw_erase kErase>
 void store_value_head(const Problem &p, const Rows &where, int64_t in_segment, Scratch &s) {
-  constexpr bool kShared = kErase == FW_ERASE_SHARED_AFTER || kErase == FW_ERASE_SHARED_BEFORE;
   const Chunk &c = s.chunk;
   const ReverseChunk &r = s.reverse;
   const int64_t Kp = c.Kp, W = c.W, Vp = pad_lanes(p.V) < W ? pad_lanes(p.V) : W;
@@ -148,11 +147,11 @@ void store_value_head(const Problem &p, const Rows &where, int64_t in_segment, S
     float *d_x = r.d_x + i * Kp, *d_u = s.d_u + i * W;
     add_row(r.d_q + i * Kp, Kp, s.gathered[0] + to);
     add_row(r.d_k + i * Kp, Kp, s.gathered[1] + to);
-    if constexpr (kErase == FW_ERASE_INDEPENDENT) {
+    if (p.erase == FW_ERASE_INDEPENDENT) {
       add_row(d_x, Kp, s.gathered[2] + to);
       add_row(r.d_b + i * Kp, Kp, s.gathered[3] + to);
     }
-    if constexpr (kShared) {
+    if (is_shared(p.erase)) {
       // x = beta * erase_gate * key and v' = beta * write_gate * v, absent factors 1
       const float *key = c.key + i * Kp, *v = c.v + i * W;
       const float *erase_gate = given(p.erase_gate) ? c.erase_gate + i * Kp : nullptr;
@@ -183,21 +182,22 @@ void store_value_head(const Problem &p, const Rows &where, int64_t in_segment, S
       if (write_gate) {
         if (given(p.d_write_gate)) {
           for (int64_t d = 0; d < Vp; d += kLanes) store(s.row + d, load(d_u + d) * load(v + d));
-          store_row(p.d_write_gate.data, p.d_write_gate.dtype, head_offset(p.d_write_gate, where.batch, token, where.hv),
-                    p.d_write_gate.strides[3], p.V, s.row);
+          store_row(p.d_write_gate.data, p.d_write_gate.dtype,
+                    head_offset(p.d_write_gate, where.batch, token, where.hv), p.d_write_gate.strides[3], p.V, s.row);
         }
         multiply_row(d_u, write_gate, W);
       }
     }
-    if (given(p.dv)) store_row(p.dv.data, p.dv.dtype, head_offset(p.dv, where.batch, at, where.hv), p.dv.strides[3], p.V, d_u);
-    if constexpr (kGate != FW_GATE_NONE) {
+    if (given(p.dv))
+      store_row(p.dv.data, p.dv.dtype, head_offset(p.dv, where.batch, at, where.hv), p.dv.strides[3], p.V, d_u);
+    if (p.gate != FW_GATE_NONE) {
       if (at % p.n_sub != 0 || p.has_fixed_gate) continue;
-      const int64_t n = kGate == FW_GATE_VECTOR ? p.K : 1, stride = kGate == FW_GATE_VECTOR ? Kp : 1;
+      const int64_t n = p.gate == FW_GATE_VECTOR ? p.K : 1, stride = p.gate == FW_GATE_VECTOR ? Kp : 1;
       float *d_g = r.d_g + i * stride;
       float one_logit[kLanes] = {c.logits[i * stride]}, one_d_g[kLanes] = {d_g[0]};  // a scalar gate as a padded row
-      if (kGate == FW_GATE_SCALAR) d_g = one_d_g;
+      if (p.gate == FW_GATE_SCALAR) d_g = one_d_g;
       if (p.gate_input != FW_GATE_INPUT_LOG_DECAY) {
-        const float *logits = kGate == FW_GATE_SCALAR ? one_logit : c.logits + i * stride;
+        const float *logits = p.gate == FW_GATE_SCALAR ? one_logit : c.logits + i * stride;
         gate_grad_row(p.gate_input, logits, d_g, n, given(p.a_log) ? c.parameters : nullptr,
                       given(p.dt_bias) ? c.parameters + Kp : nullptr, static_cast<float>(p.gate_normalizer),
                       static_cast<float>(p.gate_lower_bound), d_g, given(p.a_log) ? s.gate_sums : nullptr,
@@ -205,14 +205,14 @@ void store_value_head(const Problem &p, const Rows &where, int64_t in_segment, S
       }
       if (!given(p.dg)) continue;
       const int64_t offset = head_offset(p.dg, where.batch, token, where.hv);
-      store_row(p.dg.data, p.dg.dtype, offset, kGate == FW_GATE_VECTOR ? p.dg.strides[3] : 1, n, d_g);
+      store_row(p.dg.data, p.dg.dtype, offset, p.gate == FW_GATE_VECTOR ? p.dg.strides[3] : 1, n, d_g);
     }
   }
 }
 
 // One gathered gradient row to its tensor, through the L2 norm of its input when there is one.
-void store_key_row(const Problem &p, const fw_tensor &d_t, const fw_tensor &t, bool is_normed, int64_t batch, int64_t row,
-                   int64_t h, float *d_row, float *scratch) {
+void store_key_row(const Problem &p, const fw_tensor &d_t, const fw_tensor &t, bool is_normed, int64_t batch,
+                   int64_t row, int64_t h, float *d_row, float *scratch) {
   if (!given(d_t)) return;
   const int64_t Kp = pad_lanes(p.K);
   if (is_normed) {
@@ -223,7 +223,6 @@ void store_key_row(const Problem &p, const fw_tensor &d_t, const fw_tensor &t, b
   store_row(d_t.data, d_t.dtype, head_offset(d_t, batch, row, h), d_t.strides[3], p.K, d_row);
 }
 
-template <fw_erase kErase>
 void store_key_head(const Problem &p, int64_t batch, int64_t first_row, int64_t rows, int64_t h, Scratch &s) {
   const int64_t Kp = s.chunk.Kp;
   for (int64_t i = 0; i < rows; ++i) {
@@ -232,17 +231,16 @@ void store_key_head(const Problem &p, int64_t batch, int64_t first_row, int64_t 
       store_key_row(p, p.dq, p.q, p.has_l2norm, batch, token, h, s.gathered[0] + i * Kp, s.row);
     }
     store_key_row(p, p.dk, p.k, p.has_l2norm, batch, row, h, s.gathered[1] + i * Kp, s.row);
-    if constexpr (kErase == FW_ERASE_INDEPENDENT) {
+    if (p.erase == FW_ERASE_INDEPENDENT) {
       store_key_row(p, p.da, p.a, false, batch, row, h, s.gathered[2] + i * Kp, s.row);
       store_key_row(p, p.db, p.b, false, batch, row, h, s.gathered[3] + i * Kp, s.row);
-    } else if constexpr (kErase != FW_ERASE_NONE) {
+    } else if (p.erase != FW_ERASE_NONE) {
       store_key_row(p, p.dp, p.p, p.has_l2norm, batch, row, h, s.gathered[2] + i * Kp, s.row);
       store_key_row(p, p.d_erase_gate, p.erase_gate, false, batch, row, h, s.gathered[3] + i * Kp, s.row);
     }
   }
 }
 
-template <fw_gate kGate, fw_erase kErase>
 struct Backward {
   const Problem &p;
   const float *saved;
@@ -253,35 +251,36 @@ struct Backward {
   void recompute(const Segment &segment, int64_t n, int64_t hv, int64_t first_row, int64_t rows) {
     Chunk &c = s.chunk;
     const int64_t W = c.W, begin = segment.begin * p.n_sub;
-    copy_from_saved(p, recurrence::saved_slot(p, n) + (first_row - begin) / kSegmentRows, hv, panel, saved, s.states[0]);
+    copy_from_saved(p, recurrence::saved_slot(p, n) + (first_row - begin) / kSegmentRows, hv, panel, saved,
+                    s.states[0]);
     for (int64_t i = 0, at = 0; at < rows; ++i, at += kChunk) {
       const int64_t count = rows - at < kChunk ? rows - at : kChunk;
       prepare({segment.batch, first_row + at, count, hv});
-      if constexpr (kErase != FW_ERASE_NONE) {
+      if (p.erase != FW_ERASE_NONE) {
         gemm_nn<Keep::kNothing>(count, W, p.K, c.reads_x, c.Kp, 1, s.states[i], W, s.d_u, W);
       }
-      solve_rows<kErase>(count, s.d_u, c);
+      solve_rows(p, count, s.d_u, c);
       memcpy(s.writes[i], c.u, static_cast<size_t>(kChunk * W) * 4);
-      if constexpr (kErase == FW_ERASE_INDEPENDENT) {
+      if (p.erase == FW_ERASE_INDEPENDENT) {
         memcpy(s.writes[i] + kChunk * W, c.w, static_cast<size_t>(kChunk * W) * 4);
       }
       if (at + kChunk < rows) {
         memcpy(s.states[i + 1], s.states[i], static_cast<size_t>(p.K * W) * 4);
-        advance_state<kGate, kErase>(p, count, c, s.states[i + 1]);
+        advance_state(p, count, c, s.states[i + 1]);
       }
     }
   }
 
   void prepare(const Rows &where) {
-    pack_chunk<kGate, kErase>(p, where, panel, s.chunk);
-    score_chunk<kGate, kErase>(where.rows, s.chunk);
+    pack_chunk(p, where, panel, s.chunk);
+    score_chunk(p, where.rows, s.chunk);
   }
 
   void reverse_chunk(const Rows &where, int64_t index, int64_t in_segment, float *d_state) {
     Chunk &c = s.chunk;
     const int64_t W = c.W;
     memcpy(c.u, s.writes[index], static_cast<size_t>(kChunk * W) * 4);
-    if constexpr (kErase == FW_ERASE_INDEPENDENT) {
+    if (p.erase == FW_ERASE_INDEPENDENT) {
       memcpy(c.w, s.writes[index] + kChunk * W, static_cast<size_t>(kChunk * W) * 4);
     }
     if (panel.has_sum) {
@@ -289,9 +288,9 @@ struct Backward {
       for (int64_t i = 0; i < where.rows; ++i) add_rows(i + 1, c.qk + i * kChunk, 1, c.u, W, s.sums + i * W);
     }
     load_d_o(p, where, panel, s.sums, W, s.d_o);
-    reverse_products<kGate, kErase>(p, where.rows, s.states[index], d_state, s);
-    reverse_scores<kGate, kErase>(where.rows, c, s.reverse);
-    store_value_head<kGate, kErase>(p, where, in_segment, s);
+    reverse_products(p, where.rows, s.states[index], d_state, s);
+    reverse_scores(p, where.rows, c, s.reverse);
+    store_value_head(p, where, in_segment, s);
   }
 
   void run_group(int64_t n, int64_t h, float *gate_parts) {
@@ -322,9 +321,10 @@ struct Backward {
         }
         if (gate_parts) add_gate_parts(gate_parts + (n * p.HV + hv) * (1 + p.K));
       }
-      store_key_head<kErase>(p, segment.batch, first_row, rows, h, s);
+      store_key_head(p, segment.batch, first_row, rows, h, s);
     }
-    for (int64_t r = 0; r < G; ++r) store_state(p, p.d_initial_state, n, h * G + r, panel, s.d_state + r * state_size);
+    for (int64_t r = 0; r < G; ++r)
+      store_state(p, p.d_initial_state, n, h * G + r, panel, s.d_state + r * state_size);
     if (panel.has_sum && given(p.d_initial_z)) {
       for (int64_t r = 1; r < G; ++r) {
         for (int64_t k = 0; k < p.K; ++k) s.d_state[k * W + p.V] += s.d_state[r * state_size + k * W + p.V];
@@ -334,7 +334,7 @@ struct Backward {
   }
 
   void add_gate_parts(float *part) const {
-    const int64_t width = kGate == FW_GATE_VECTOR ? p.K : 1;
+    const int64_t width = p.gate == FW_GATE_VECTOR ? p.K : 1;
     for (int64_t d = 0; d < width; ++d) {
       part[0] += s.gate_sums[d];
       part[1 + d] += s.gate_sums[s.chunk.Kp + d];
@@ -381,30 +381,6 @@ Problem states_only(const Problem &p, float *saved) {
   return forward;
 }
 
-struct Run {
-  template <fw_gate kGate, fw_erase kErase>
-  static void run(fw_context &context, const Problem &p, void *memory) {
-    Ledger ledger(memory);
-    Shared shared;
-    shared.lay_out(ledger, p);
-    const float *saved = static_cast<const float *>(p.saved);
-    char *slots = ledger.take<char>(0);
-    if (!saved) {
-      chunk_forward(context, states_only(p, shared.saved), slots);
-      saved = shared.saved;
-    }
-    parallel_items(context, p.N * p.H, [&](int64_t slot, int64_t item) {
-      Ledger own(slots);
-      Scratch scratch;
-      for (int64_t i = 0; i <= slot; ++i) scratch.lay_out(own, p);
-      Backward<kGate, kErase>{p, saved, scratch, {0, p.V, p.has_normalizer}}.run_group(item / p.H, item % p.H,
-                                                                                      shared.gate_parts);
-    });
-    if (shared.gate_parts) store_gate_parameters(p, shared.gate_parts);
-    clear_tails(p);
-  }
-};
-
 }  // namespace
 
 uint64_t chunk_backward_workspace(const fw_context &context, const Problem &p) {
@@ -420,6 +396,25 @@ uint64_t chunk_backward_workspace(const fw_context &context, const Problem &p) {
   return ledger.bytes() + most + 64;
 }
 
-void chunk_backward(fw_context &context, const Problem &p, void *memory) { dispatch<Run>(context, p, memory); }
+void chunk_backward(fw_context &context, const Problem &p, void *memory) {
+  Ledger ledger(memory);
+  Shared shared;
+  shared.lay_out(ledger, p);
+  const float *saved = static_cast<const float *>(p.saved);
+  char *slots = ledger.take<char>(0);
+  if (!saved) {
+    chunk_forward(context, states_only(p, shared.saved), slots);
+    saved = shared.saved;
+  }
+  parallel_items(context, p.N * p.H, [&](int64_t slot, int64_t item) {
+    Ledger own(slots);
+    Scratch scratch;
+    for (int64_t i = 0; i <= slot; ++i) scratch.lay_out(own, p);
+    Backward backward{p, saved, scratch, {0, p.V, p.has_normalizer}};
+    backward.run_group(item / p.H, item % p.H, shared.gate_parts);
+  });
+  if (shared.gate_parts) store_gate_parameters(p, shared.gate_parts);
+  clear_tails(p);
+}
 
 }  // namespace fw::FW_LEVEL

@@ -11,7 +11,8 @@ inline float *saved_state(const Problem &p, int64_t slot, int64_t hv, float *sav
   return saved + (slot * p.HV + hv) * p.K * recurrence::saved_width(p);
 }
 
-inline void copy_to_saved(const Problem &p, int64_t slot, int64_t hv, const Panel &panel, const float *state, float *saved) {
+inline void copy_to_saved(const Problem &p, int64_t slot, int64_t hv, const Panel &panel, const float *state,
+                          float *saved) {
   float *to = saved_state(p, slot, hv, saved);
   const int64_t W = panel.width(), width = recurrence::saved_width(p);
   for (int64_t k = 0; k < p.K; ++k) {
@@ -21,7 +22,8 @@ inline void copy_to_saved(const Problem &p, int64_t slot, int64_t hv, const Pane
 }
 
 // state: [K,W] of the panel that holds all columns.
-inline void copy_from_saved(const Problem &p, int64_t slot, int64_t hv, const Panel &panel, const float *saved, float *state) {
+inline void copy_from_saved(const Problem &p, int64_t slot, int64_t hv, const Panel &panel, const float *saved,
+                            float *state) {
   const float *from = saved_state(p, slot, hv, const_cast<float *>(saved));
   const int64_t W = panel.width(), width = recurrence::saved_width(p), used = panel.count + (panel.has_sum ? 1 : 0);
   for (int64_t k = 0; k < p.K; ++k) {

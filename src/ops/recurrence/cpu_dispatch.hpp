@@ -6,21 +6,21 @@
 namespace fw::FW_LEVEL {
 
 template <class Body, fw_gate kGate, class... Args>
-inline void dispatch_erase(fw_context &context, const recurrence::Problem &p, Args... args) {
+inline auto dispatch_erase(const recurrence::Problem &p, Args &...args) {
   switch (p.erase) {
-    case FW_ERASE_NONE: return Body::template run<kGate, FW_ERASE_NONE>(context, p, args...);
-    case FW_ERASE_SHARED_AFTER: return Body::template run<kGate, FW_ERASE_SHARED_AFTER>(context, p, args...);
-    case FW_ERASE_SHARED_BEFORE: return Body::template run<kGate, FW_ERASE_SHARED_BEFORE>(context, p, args...);
-    default: return Body::template run<kGate, FW_ERASE_INDEPENDENT>(context, p, args...);
+    case FW_ERASE_NONE: return Body::template run<kGate, FW_ERASE_NONE>(args...);
+    case FW_ERASE_SHARED_AFTER: return Body::template run<kGate, FW_ERASE_SHARED_AFTER>(args...);
+    case FW_ERASE_SHARED_BEFORE: return Body::template run<kGate, FW_ERASE_SHARED_BEFORE>(args...);
+    default: return Body::template run<kGate, FW_ERASE_INDEPENDENT>(args...);
   }
 }
 
 template <class Body, class... Args>
-inline void dispatch(fw_context &context, const recurrence::Problem &p, Args... args) {
+inline auto dispatch(const recurrence::Problem &p, Args &...args) {
   switch (p.gate) {
-    case FW_GATE_NONE: return dispatch_erase<Body, FW_GATE_NONE>(context, p, args...);
-    case FW_GATE_SCALAR: return dispatch_erase<Body, FW_GATE_SCALAR>(context, p, args...);
-    default: return dispatch_erase<Body, FW_GATE_VECTOR>(context, p, args...);
+    case FW_GATE_NONE: return dispatch_erase<Body, FW_GATE_NONE>(p, args...);
+    case FW_GATE_SCALAR: return dispatch_erase<Body, FW_GATE_SCALAR>(p, args...);
+    default: return dispatch_erase<Body, FW_GATE_VECTOR>(p, args...);
   }
 }
 

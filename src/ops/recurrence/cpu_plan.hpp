@@ -8,8 +8,8 @@
 
 namespace fw::recurrence {
 
-constexpr int64_t kChunk = 16;           // rows of a chunk; larger chunks lose on a CPU (512 FLOP more a row and token)
-constexpr int64_t kSegmentRows = 64;     // rows between two saved states: 1 KB a token and head at K = V = 128
+constexpr int64_t kChunk = 16;        // rows of a chunk; larger chunks lose on a CPU (512 FLOP more a row and token)
+constexpr int64_t kSegmentRows = 64;  // rows between two saved states: 1 KB a token and head at K = V = 128
 constexpr int64_t kMaxWidth = 512 + 16;  // padded K, or padded V with the normaliser's column
 constexpr int64_t kStatePad = 16;        // saved states are padded alike on every level
 
@@ -29,8 +29,8 @@ static inline int64_t saved_slots(const Problem &p) {
 // UINT64_MAX when it does not fit.
 uint64_t saved_bytes(const Problem &p);
 
-// Value panels: one a head when the heads fill the threads, else enough of them, never narrower than 32 columns. Columns do
-// not meet in the forward, so the cut changes no bit.
+// Value panels: one a head when the heads fill the threads, else enough of them, never narrower than 32 columns.
+// Columns do not meet in the forward, so the cut changes no bit.
 static inline int64_t panel_count(const fw_context &context, const Problem &p) {
   const int64_t heads = p.N * p.HV;
   if (heads == 0 || heads >= context.n_threads) return 1;

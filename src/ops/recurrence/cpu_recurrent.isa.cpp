@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Token by token on the CPU: the recurrent form of the forward, and step.
 //
-// Plan: one task a (sequence, value head, value panel). Rows are packed 16 at a time as for a chunk; then each row makes
-// two passes over the state, 8 vectors of columns at a time: one that reads what is erased, one that decays, writes and
-// reads the output. A step whose state is fp32 in layout KV (or opaque) with padded rows works in the caller's memory;
-// every other state is brought to the task's scratch and written back once, rounded to its type.
+// Plan: one task a (sequence, value head, value panel). Rows are packed 16 at a time as for a chunk; then each row
+// makes two passes over the state, 8 vectors of columns at a time: one that reads what is erased, one that decays,
+// writes and reads the output. A step whose state is fp32 in layout KV (or opaque) with padded rows works in the
+// caller's memory; every other state is brought to the task's scratch and written back once, rounded to its type.
 // Scratch a slot: a packed chunk and the state, K*W floats.
 #include "core/ledger.hpp"
 #include "ops/recurrence/cpu_chunk.hpp"
@@ -19,11 +19,10 @@ struct Scratch {
   float *state;  // [K,W]
   float *sum;    // [W]
 
-  template <class L>
-  void lay_out(L &ledger, const Problem &p, int64_t width) {
+  FW_NOINLINE void lay_out(Ledger &ledger, const Problem &p, int64_t width) {
     chunk.lay_out(ledger, p, width, false);
-    state = ledger.template take<float>(p.K * width);
-    sum = ledger.template take<float>(width);
+    state = ledger.take<float>(p.K * width);
+    sum = ledger.take<float>(width);
   }
 };
 
@@ -82,18 +81,30 @@ constexpr int kWide = 8;
 constexpr int kWide = 4;
 #endif
 
+// One row against all columns of a panel.
+using RowFn = void (*)(int64_t K, int64_t i, const Chunk &c, int64_t stride, float *state, float *sum);
+
 template <fw_gate kGate, fw_erase kErase>
 void run_row(int64_t K, int64_t i, const Chunk &c, int64_t stride, float *state, float *sum) {
   const int64_t at = i * c.Kp;
   const float *alpha = c.alpha + (kGate == FW_GATE_VECTOR ? at : i), *u = c.u + i * c.W;
   int64_t d = 0;
   for (; d + kWide * kLanes <= c.W; d += kWide * kLanes) {
-    row_columns<kGate, kErase, kWide>(K, alpha, c.x + at, c.k + at, c.b + at, c.q + at, u + d, stride, state + d, sum + d);
+    row_columns<kGate, kErase, kWide>(K, alpha, c.x + at, c.k + at, c.b + at, c.q + at, u + d, stride, state + d,
+                                      sum + d);
   }
   for (; d < c.W; d += kLanes) {
-    row_columns<kGate, kErase, 1>(K, alpha, c.x + at, c.k + at, c.b + at, c.q + at, u + d, stride, state + d, sum + d);
+    row_columns<kGate, kErase, 1>(K, alpha, c.x + at, c.k + at, c.b + at, c.q + at, u + d, stride, state + d,
+                                  sum + d);
   }
 }
+
+struct FindRowFn {
+  template <fw_gate kGate, fw_erase kErase>
+  static RowFn run() {
+    return run_row<kGate, kErase>;
+  }
+};
 
 // The state of a task: where it is, and how it gets home.
 struct Place {
@@ -116,8 +127,10 @@ fw_tensor plain_view(const Problem &p) {
   return t;
 }
 
-Place find_state(const Problem &p, const fw_tensor &plain, int64_t slot, int64_t hv, const Panel &panel, float *scratch) {
-  const bool is_plain = p.state_layout != FW_STATE_VK && plain.dtype == FW_F32 && plain.strides[3] == 1 && !panel.has_sum;
+Place find_state(const Problem &p, const fw_tensor &plain, int64_t slot, int64_t hv, const Panel &panel,
+                 float *scratch) {
+  const bool is_plain =
+      p.state_layout != FW_STATE_VK && plain.dtype == FW_F32 && plain.strides[3] == 1 && !panel.has_sum;
   // the last vector of a row must not reach into foreign memory: whole vectors only, or the opaque layout's padding
   const bool is_padded = panel.count % kLanes == 0 || p.state_layout == FW_STATE_OPAQUE;
   if (is_plain && is_padded && plain.strides[2] >= panel.width()) {
@@ -127,8 +140,7 @@ Place find_state(const Problem &p, const fw_tensor &plain, int64_t slot, int64_t
   return {scratch, panel.width(), false};
 }
 
-template <fw_gate kGate, fw_erase kErase>
-void recurrent_head(Problem p, int64_t n, int64_t hv, const Panel &panel, Scratch &s) {
+void recurrent_head(Problem p, int64_t n, int64_t hv, const Panel &panel, RowFn run_row, Scratch &s) {
   const Segment segment = fw::segment(p.cu_seqlens, p.T, n);
   const int64_t begin = segment.begin * p.n_sub, end = segment.end * p.n_sub;
   const bool is_step = p.direction == FW_STEP;
@@ -138,8 +150,8 @@ void recurrent_head(Problem p, int64_t n, int64_t hv, const Panel &panel, Scratc
   if (slot < 0) {
     for (int64_t token = segment.begin; token < segment.end; ++token) {
       for (int64_t d = 0; d < c.W; ++d) s.sum[d] = 0.0f;
-      store_row(p.o.data, p.o.dtype, head_offset(p.o, segment.batch, token, hv) + panel.first * p.o.strides[3], p.o.strides[3],
-                panel.count, s.sum);
+      store_row(p.o.data, p.o.dtype, head_offset(p.o, segment.batch, token, hv) + panel.first * p.o.strides[3],
+                p.o.strides[3], panel.count, s.sum);
     }
     return;
   }
@@ -154,9 +166,9 @@ void recurrent_head(Problem p, int64_t n, int64_t hv, const Panel &panel, Scratc
   load_gate_parameters(p, hv, c);
   for (int64_t row = begin; row < end; row += kChunk) {
     const int64_t rows = end - row < kChunk ? end - row : kChunk;
-    pack_chunk<kGate, kErase>(p, {segment.batch, row, rows, hv}, panel, c);
+    pack_chunk(p, {segment.batch, row, rows, hv}, panel, c);
     for (int64_t i = 0; i < rows; ++i) {
-      run_row<kGate, kErase>(p.K, i, c, place.stride, place.state, s.sum);
+      run_row(p.K, i, c, place.stride, place.state, s.sum);
       if ((row + i) % p.n_sub != p.n_sub - 1) continue;
       store_output(p, segment.batch, (row + i) / p.n_sub, hv, panel, s.sum);
     }
@@ -166,7 +178,6 @@ void recurrent_head(Problem p, int64_t n, int64_t hv, const Panel &panel, Scratc
 }
 
 // z is the state of a whole group and its first value head writes it, so every head must have read it before.
-template <fw_gate kGate, fw_erase kErase>
 void store_step_sum(const Problem &p, int64_t n, Scratch &s) {
   const int64_t slot = given(p.state_indices) ? load_int(p.state_indices, n) : n;
   if (slot < 0) return;
@@ -183,34 +194,6 @@ void store_step_sum(const Problem &p, int64_t n, Scratch &s) {
   }
 }
 
-struct Run {
-  template <fw_gate kGate, fw_erase kErase>
-  static void run(fw_context &context, const Problem &p, void *memory) {
-    const PanelCut cut(context, p);
-    const auto scratch_of = [&](int64_t slot) {
-      Ledger ledger(memory);
-      Scratch scratch;
-      for (int64_t i = 0; i <= slot; ++i) scratch.lay_out(ledger, p, cut.widest());
-      return scratch;
-    };
-    parallel_items(context, p.N * p.HV * cut.count, [&](int64_t slot, int64_t item) {
-      const Panel panel = cut.at(item % cut.count);
-      const int64_t head = item / cut.count;
-      if (panel.count == 0) return;
-      Scratch scratch = scratch_of(slot);
-      recurrent_head<kGate, kErase>(p, head / p.HV, head % p.HV, panel, scratch);
-      if (p.direction == FW_FORWARD) store_sum(p, p.final_z, head / p.HV, head % p.HV, panel, scratch.state);
-    });
-    if (p.direction == FW_STEP && p.has_normalizer) {
-      parallel_items(context, p.N, [&](int64_t slot, int64_t n) {
-        Scratch scratch = scratch_of(slot);
-        store_step_sum<kGate, kErase>(p, n, scratch);
-      });
-    }
-    clear_tail(p, p.o, 1, p.HV, p.V);
-  }
-};
-
 }  // namespace
 
 uint64_t recurrent_workspace(const fw_context &context, const Problem &p) {
@@ -219,7 +202,32 @@ uint64_t recurrent_workspace(const fw_context &context, const Problem &p) {
   for (int32_t slot = 0; slot < context.n_threads; ++slot) scratch.lay_out(ledger, p, PanelCut(context, p).widest());
   return ledger.overflow() ? UINT64_MAX : ledger.bytes();
 }
-void recurrent(fw_context &context, const Problem &p, void *memory) { dispatch<Run>(context, p, memory); }
+
+void recurrent(fw_context &context, const Problem &p, void *memory) {
+  const PanelCut cut(context, p);
+  const RowFn run_row = dispatch<FindRowFn>(p);
+  const auto scratch_of = [&](int64_t slot) {
+    Ledger ledger(memory);
+    Scratch scratch;
+    for (int64_t i = 0; i <= slot; ++i) scratch.lay_out(ledger, p, cut.widest());
+    return scratch;
+  };
+  parallel_items(context, p.N * p.HV * cut.count, [&](int64_t slot, int64_t item) {
+    const Panel panel = cut.at(item % cut.count);
+    const int64_t head = item / cut.count;
+    if (panel.count == 0) return;
+    Scratch scratch = scratch_of(slot);
+    recurrent_head(p, head / p.HV, head % p.HV, panel, run_row, scratch);
+    if (p.direction == FW_FORWARD) store_sum(p, p.final_z, head / p.HV, head % p.HV, panel, scratch.state);
+  });
+  if (p.direction == FW_STEP && p.has_normalizer) {
+    parallel_items(context, p.N, [&](int64_t slot, int64_t n) {
+      Scratch scratch = scratch_of(slot);
+      store_step_sum(p, n, scratch);
+    });
+  }
+  clear_tail(p, p.o, 1, p.HV, p.V);
+}
 
 uint64_t chunk_forward_workspace(const fw_context &context, const Problem &p);
 void chunk_forward(fw_context &context, const Problem &p, void *memory);
@@ -232,6 +240,6 @@ void chunk_backward(fw_context &context, const Problem &p, void *memory);
 
 namespace fw::FW_LEVEL {
 extern const recurrence::CpuTable kRecurrenceTable;
-const recurrence::CpuTable kRecurrenceTable = {chunk_forward_workspace,  chunk_forward,  chunk_backward_workspace,
-                                               chunk_backward, recurrent_workspace, recurrent};
+const recurrence::CpuTable kRecurrenceTable = {chunk_forward_workspace, chunk_forward,       chunk_backward_workspace,
+                                               chunk_backward,          recurrent_workspace, recurrent};
 }  // namespace fw::FW_LEVEL
