@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strides past 2^31 elements in short_conv, norm, gate_activation and feature_map: every row of every tensor of a
-// small call lies 2^31 + 64 elements from the one before, in memory that is reserved and mostly never touched. The
-// bits must be those of the dense call.
+// Strides past 2^31 elements in every operation beside the recurrence: every row of every tensor of a small call lies
+// 2^31 + 64 elements from the one before, in memory that is reserved and mostly never touched. The bits must be those
+// of the dense call.
 #include <sys/mman.h>
 
 #include "neighbours/harness.hpp"
@@ -13,6 +13,8 @@ FWTEST_API(short_conv);
 FWTEST_API(norm);
 FWTEST_API(gate_activation);
 FWTEST_API(feature_map);
+FWTEST_API(linear);
+FWTEST_API(attention);
 
 constexpr int64_t kFar = (int64_t{1} << 31) + 64;
 constexpr int64_t kRows = 3, kLength = 5;
@@ -120,6 +122,43 @@ TEST_P(RowsFar, ShortConv) {
   expect_far_equals_near<fw_short_conv, fw_short_conv_grads>(
       {1, kRows, kLength}, 1, [&](auto &desc, auto &) { desc.weight = weight.view(); },
       forward_and_backward<short_conv_api>(context));
+}
+
+TEST_P(RowsFar, Linear) {
+  TestContext context(impl());
+  TestTensor weight(FW_F32, {kLength, kLength});
+  Rng rng(5);
+  weight.fill_normal(rng);
+  expect_far_equals_near<fw_linear, fw_linear_grads>(
+      {kRows, kLength}, 0, [&](auto &desc, auto &) { desc.weight = weight.view(); },
+      forward_and_backward<linear_api>(context));
+}
+
+TEST_P(RowsFar, Attention) {
+  TestContext context(impl());
+  const std::vector<int64_t> shape = {1, kRows, 1, kLength};
+  const auto make = [&] { return TestTensor(FW_BF16, shape); };
+  TestTensor q = make(), k = make(), v = make(), o = make(), d_o = make(), dq = make(), dk = make(), dv = make();
+  Rng rng(6);
+  for (TestTensor *t : {&q, &k, &v, &d_o}) t->fill_normal(rng);
+  fw_attention desc = {};
+  fw_attention_grads grads = {};
+  desc.struct_size = sizeof desc, grads.struct_size = sizeof grads;
+  desc.q = q.view(), desc.k = k.view(), desc.v = v.view(), desc.o = o.view();
+  grads.d_o = d_o.view(), grads.dq = dq.view(), grads.dk = dk.view(), grads.dv = dv.view();
+  const auto run = forward_and_backward<attention_api>(context);
+  run(desc, grads);
+  FarRows far[8];
+  fw_tensor *const moved[] = {&desc.q, &desc.k, &desc.v, &grads.d_o, &desc.o, &grads.dq, &grads.dk, &grads.dv};
+  const TestTensor *const from[] = {&q, &k, &v, &d_o, &o, &dq, &dk, &dv};
+  for (int i = 0; i < 8; ++i) {
+    if (!far[i].is_there()) GTEST_SKIP() << "not run: 8 GiB of address space could not be reserved";
+    if (i < 4) far[i].read_from(*from[i]);
+    *moved[i] = far[i].view(*moved[i], 1);
+  }
+  run(desc, grads);
+  const char *const names[] = {"q", "k", "v", "d_o", "o", "dq", "dk", "dv"};
+  for (int i = 4; i < 8; ++i) far[i].expect_equals(*from[i], names[i]);
 }
 
 FWTEST_EVERY_IMPL(RowsFar);

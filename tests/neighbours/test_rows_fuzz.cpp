@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Generated descriptors of short_conv, norm, gate_activation and feature_map: a small valid call, then up to six of
-// its fields replaced by edge values. Nothing may crash; a refusal has a sentence that begins with the operation's
-// name and leaves every output as it was; what check accepts has a workspace size and, where every tensor lies inside
-// its memory and is small, runs. 20 000 a run over the four operations, 1 000 000 with FW_TEST_FULL=1. A failure
-// prints its seed.
+// Generated descriptors of every operation beside the recurrence: a small valid call, then up to six of its fields
+// replaced by edge values. Nothing may crash; a refusal has a sentence that begins with the operation's name and
+// leaves every output as it was; what check accepts has a workspace size and, where every tensor lies inside its
+// memory and is small, runs. 5 000 an operation, 250 000 with FW_TEST_FULL=1. A failure prints its seed.
 #include <stdlib.h>
 
 #include <memory>
@@ -17,6 +16,8 @@ FWTEST_API(short_conv);
 FWTEST_API(norm);
 FWTEST_API(gate_activation);
 FWTEST_API(feature_map);
+FWTEST_API(linear);
+FWTEST_API(attention);
 
 int64_t n_cases() {
   const char *full = getenv("FW_TEST_FULL");
@@ -152,6 +153,16 @@ struct Verbs<short_conv_api> {
     if (direction == FW_STEP) return fw_short_conv_step(context, desc, workspace, size);
     return direction == FW_BACKWARD ? fw_short_conv_backward(context, desc, grads, workspace, size)
                                     : fw_short_conv_forward(context, desc, workspace, size);
+  }
+};
+
+template <>
+struct Verbs<attention_api> {
+  static fw_status run(fw_context *context, const fw_attention *desc, const fw_attention_grads *grads,
+                       fw_direction direction, void *workspace, uint64_t size) {
+    if (direction == FW_STEP) return fw_attention_step(context, desc, workspace, size);
+    return direction == FW_BACKWARD ? fw_attention_backward(context, desc, grads, workspace, size)
+                                    : fw_attention_forward(context, desc, workspace, size);
   }
 };
 
@@ -342,6 +353,76 @@ TEST(RowsFuzz, ShortConv) {
         grads.give(&G::dweight, other, {D_, W});
         grads.give(&G::dbias, other, {D_});
         grads.give(&G::d_initial_state, other, {N, D_, W - 1});
+      });
+}
+
+TEST(RowsFuzz, Linear) {
+  using D = fw_linear;
+  using G = fw_linear_grads;
+  fuzz<linear_api>("linear", {&D::x, &D::weight, &D::bias, &D::y}, {&G::dy, &G::dx, &G::dweight, &G::dbias}, 2,
+                   [](Rng &rng, auto &desc, auto &grads, fw_direction) {
+                     const int64_t M = rng.below(12), in = rng.below(20), out = rng.below(20);
+                     const fw_dtype dtype = float_dtype(rng), stored = float_dtype(rng), other = float_dtype(rng);
+                     desc.give(&D::x, dtype, {M, in});
+                     desc.give(&D::weight, stored, {out, in});
+                     desc.give(&D::y, other, {M, out});
+                     grads.give(&G::dy, other, {M, out});
+                     grads.give(&G::dx, dtype, {M, in});
+                     grads.give(&G::dweight, stored, {out, in});
+                     if (rng.below(2)) return;
+                     desc.give(&D::bias, other, {out});
+                     grads.give(&G::dbias, other, {out});
+                   });
+}
+
+TEST(RowsFuzz, Attention) {
+  using D = fw_attention;
+  using G = fw_attention_grads;
+  fuzz<attention_api>(
+      "attention",
+      {&D::q, &D::k, &D::v, &D::cu_seqlens, &D::start_positions, &D::o, &D::k_cache, &D::v_cache, &D::cache_lengths,
+       &D::cache_indices},
+      {&G::d_o, &G::dq, &G::dk, &G::dv}, 3, [](Rng &rng, auto &desc, auto &grads, fw_direction direction) {
+        const bool is_packed = rng.below(2);
+        const int64_t B = is_packed ? 1 : rng.below(3), T = rng.below(6), HK = 1 + rng.below(2);
+        const int64_t HQ = HK * (1 + rng.below(2)), width = 2 * (1 + rng.below(3)), DV = 1 + rng.below(5);
+        const int64_t N = is_packed ? rng.below(4) : B;
+        const fw_dtype dtype = float_dtype(rng), other = float_dtype(rng);
+        desc->window = rng.below(4);
+        desc->rope_theta = rng.below(2) ? 100 : 0;
+        desc.give(&D::q, dtype, {B, T, HQ, width});
+        desc.give(&D::k, other, {B, T, HK, width});
+        desc.give(&D::v, other, {B, T, HK, DV});
+        desc.give(&D::o, dtype, {B, T, HQ, DV});
+        if (is_packed) {
+          desc.give(&D::cu_seqlens, FW_I64, {N + 1});
+          int64_t *cu = static_cast<int64_t *>(desc->cu_seqlens.data);
+          for (int64_t n = 1; n <= N; ++n)
+            cu[n] = cu[n - 1] + rng.below(std::max<int64_t>(T - cu[n - 1], 0) + 1) + (rng.below(20) == 0);
+        }
+        if (direction == FW_STEP) {
+          const int64_t capacity = 1 + rng.below(4);
+          desc.give(&D::k_cache, other, {N + 1, capacity, HK, width});
+          desc.give(&D::v_cache, other, {N + 1, capacity, HK, DV});
+          desc.give(&D::cache_lengths, FW_I64, {N});
+          int64_t *lengths = static_cast<int64_t *>(desc->cache_lengths.data);
+          for (int64_t n = 0; n < N; ++n) lengths[n] = rng.below(10) == 0 ? edge_int(rng) : rng.below(9);
+          if (rng.below(2)) return;
+          desc.give(&D::cache_indices, FW_I32, {N});
+          int32_t *slots = static_cast<int32_t *>(desc->cache_indices.data);
+          for (int64_t n = 0; n < N; ++n)
+            slots[n] = rng.below(8) == 0 ? static_cast<int32_t>(rng.below(6)) - 2 : static_cast<int32_t>(n);
+          return;
+        }
+        if (rng.below(2)) {
+          desc.give(&D::start_positions, FW_I64, {N});
+          int64_t *starts = static_cast<int64_t *>(desc->start_positions.data);
+          for (int64_t n = 0; n < N; ++n) starts[n] = rng.below(10) == 0 ? edge_int(rng) : rng.below(1000);
+        }
+        grads.give(&G::d_o, dtype, {B, T, HQ, DV});
+        grads.give(&G::dq, dtype, {B, T, HQ, width});
+        grads.give(&G::dk, other, {B, T, HK, width});
+        grads.give(&G::dv, other, {B, T, HK, DV});
       });
 }
 

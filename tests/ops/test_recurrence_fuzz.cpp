@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Malformed descriptors: a valid call with random fields set to random or extreme values, handed to every function of
 // the family. Each must return a status and a sentence and must not crash, write past a buffer or read what it was
-// not given. FW_FUZZ_COUNT: descriptors (20000); FW_FUZZ_SEED: of the first (1); a failing one is run alone with
-// count 1 and its seed.
+// not given. FW_FUZZ_COUNT: descriptors (20000, with FW_TEST_FULL=1 a million); FW_FUZZ_SEED: of the first (1); a
+// failing one is run alone with count 1 and its seed. Seeds that once failed are kept in the list below.
 #include "harness_pieces.hpp"
 
 namespace fw::test {
@@ -12,6 +12,8 @@ uint64_t number(const char *name, uint64_t usual) {
   const char *value = getenv(name);
   return value && *value ? strtoull(value, nullptr, 10) : usual;
 }
+
+uint64_t n_descriptors() { return number("FW_FUZZ_COUNT", is_full() ? 1000000 : 20000); }
 
 int64_t strange(Random &random) {
   static const int64_t values[] = {0,
@@ -118,6 +120,18 @@ bool is_inside(const Call &call, const fw_tensor &t, const std::vector<const Buf
   return false;
 }
 
+// Whether an output was moved into this buffer, which belonged to an input before the damage.
+bool is_written(const Call &call, const Buffer &buffer) {
+  const fw_recurrence &d = call.desc;
+  std::vector<const fw_tensor *> outputs = {&d.o, &d.final_state, &d.final_z, &d.state, &d.state_z};
+  for (const OutGradField &field : grad_outputs()) outputs.push_back(&(call.grads.*field.member));
+  for (const fw_tensor *t : outputs) {
+    const unsigned char *data = static_cast<const unsigned char *>(t->data);
+    if (t->dtype != FW_NONE && data >= buffer.begin() && data < buffer.end()) return true;
+  }
+  return false;
+}
+
 struct Counts { int64_t accepted = 0, refused = 0, ran = 0; };
 
 void one_descriptor(uint64_t seed, const Context &context, Counts *counts) {
@@ -206,7 +220,9 @@ void one_descriptor(uint64_t seed, const Context &context, Counts *counts) {
     EXPECT_EQ(size_status, FW_OK);
   }
   (status == FW_OK ? counts->accepted : counts->refused) += 1;
-  for (const auto &[name, buffer] : call.inputs) EXPECT_TRUE(buffer->is_unchanged()) << name << " was written";
+  for (const auto &[name, buffer] : call.inputs) {
+    EXPECT_TRUE(buffer->is_unchanged() || (status == FW_OK && is_written(call, *buffer))) << name << " was written";
+  }
   if (status == FW_OK) {
     ++counts->ran;
     return;
@@ -217,7 +233,7 @@ void one_descriptor(uint64_t seed, const Context &context, Counts *counts) {
 }
 
 TEST(Fuzz, MalformedDescriptors) {
-  const uint64_t first = number("FW_FUZZ_SEED", 1), count = number("FW_FUZZ_COUNT", 20000);
+  const uint64_t first = number("FW_FUZZ_SEED", 1), count = n_descriptors();
   const Context context("", 1);
   Counts counts;
   for (uint64_t seed = first; seed < first + count; ++seed) {
@@ -235,11 +251,20 @@ TEST(Fuzz, MalformedDescriptors) {
   }
 }
 
+TEST(Fuzz, KeptSeeds) {
+  const Context context("", 1);
+  Counts counts;
+  // g below a promised g_min, which check refuses and a run does not; final_state in the memory of a state that is
+  // not given
+  for (uint64_t seed : {2086267, 3107025}) one_descriptor(seed, context, &counts);
+  EXPECT_EQ(counts.ran, 2);
+}
+
 // Bytes of chance in the whole struct.
 TEST(Fuzz, RandomBytes) {
   const Context context("", 1);
   Random random(number("FW_FUZZ_SEED", 1));
-  for (uint64_t i = 0; i < number("FW_FUZZ_COUNT", 20000) / 4; ++i) {
+  for (uint64_t i = 0; i < n_descriptors() / 4; ++i) {
     fw_recurrence d;
     unsigned char *bytes = reinterpret_cast<unsigned char *>(&d);
     const double density = random.uniform();
