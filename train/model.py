@@ -26,7 +26,7 @@ class Config:
     gated_delta_rule: dict = field(default_factory=lambda: dict(
         n_heads=5, n_value_heads=5, head_k_dim=64, head_v_dim=64, conv_size=4))
     attention: dict = field(default_factory=lambda: dict(
-        n_heads=5, n_kv_heads=5, head_dim=64, rope_theta=10000.0, window=256))
+        n_heads=5, n_kv_heads=5, head_dim=64, rope_theta=10000.0, window=512))
     mlp_hidden: int = 832
     norm_eps: float = 1e-6
     max_context: int = 2048

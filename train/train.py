@@ -22,7 +22,7 @@ from model import FULL, GDR, SLIDING, Carry, Config, Model, Stages
 from optim import Optimizer
 
 PRESETS = {
-    "hybrid": Config([GDR, GDR, GDR, FULL] * 2),
+    "hybrid": Config([GDR, GDR, GDR, FULL, GDR, SLIDING, GDR, FULL], mlp_hidden=848),
     "attention": Config([FULL] * 8, mlp_hidden=920),
     "tiny": Config([GDR, SLIDING, GDR, FULL], d_model=64, mlp_hidden=128, max_context=256,
                    gated_delta_rule=dict(n_heads=2, n_value_heads=2, head_k_dim=32, head_v_dim=32, conv_size=4),
