@@ -9,6 +9,7 @@
 #include <new>
 #include <thread>
 
+#include "api/impl_names.hpp"
 #include "core/status.hpp"
 #include "cpu/levels.hpp"
 #include "cpu/thread_pool.hpp"
@@ -63,6 +64,14 @@ fw_status fw_context_create(const fw_context_options *options, fw_context **cont
   if (force && strlen(force) >= sizeof fw_context::force_impl) {
     return fw::fail(FW_INVALID_ARGUMENT, "%s: force_impl has %zu characters, allowed %zu", op, strlen(force),
                     sizeof fw_context::force_impl - 1);
+  }
+  for (const char *name = force; name && *name;) {
+    const size_t length = strcspn(name, ",");
+    if (length > 0 && !fw::is_impl_name(name, length)) {
+      return fw::fail(FW_INVALID_ARGUMENT, "%s: %s names \"%.*s\", allowed names that the explain functions list", op,
+                      chosen.force_impl ? "force_impl" : "FW_IMPL", static_cast<int>(length), name);
+    }
+    name += length + (name[length] == ',' ? 1 : 0);
   }
   fw_context *made = new (std::nothrow) fw_context{};
   if (!made) return fw::fail(FW_OUT_OF_MEMORY, "%s: no memory for the context", op);

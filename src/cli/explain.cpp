@@ -43,7 +43,8 @@ int run_explain(const ExplainOptions &o) {
       all.add(fw_op_name(op), Json().add("chunk_length", chunk).add("candidates", why));
       continue;
     }
-    print("\n%s (chunks of %lld tokens)\n", fw_op_name(op), static_cast<long long>(chunk));
+    print("\n%s", fw_op_name(op));
+    print(direction == FW_STEP ? "\n" : " (chunks of %lld tokens)\n", static_cast<long long>(chunk));
     for (size_t at = 0; at < why.size();) {
       const size_t end = std::min(why.find('\n', at), why.size());
       print("  %s\n", why.substr(at, end - at).c_str());

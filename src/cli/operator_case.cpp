@@ -14,12 +14,41 @@ namespace {
 
 using model::check;
 
-// Which operands beside q, k, v a row takes; gates follow from its axes.
-bool takes_beta(fw_op op) {
-  return op == FW_OP_DELTA_RULE || op == FW_OP_GATED_DELTA_RULE || op == FW_OP_COMBA || op == FW_OP_KDA ||
-         op == FW_OP_GATED_DELTA_PRODUCT;
+// What a row may be given beside q, k, v and the keys of an independent erase.
+enum Optional : uint32_t { kBeta = 1, kP = 2, kEraseGate = 4, kWriteGate = 8, kG = 16, kAll = 31 };
+
+// The largest set of those operands with which the library accepts a call of the row.
+uint32_t operands_of(fw_op op, fw_gate gate, fw_erase erase, int64_t n_sub) {
+  fw_context_options options = {};
+  options.struct_size = sizeof options;
+  options.n_threads = 1;
+  fw_context *context = nullptr;
+  check(fw_context_create(&options, &context));
+  const int64_t row[] = {1, 1, 1, 1}, rows[] = {1, n_sub, 1, 1};
+  uint32_t best = 0;
+  int most = -1;
+  for (uint32_t set = 0; set <= kAll; ++set) {
+    fw_recurrence d = {};
+    d.struct_size = sizeof d;
+    d.op = op;
+    d.n_sub = static_cast<int32_t>(n_sub);
+    d.q = fw_dense(nullptr, FW_F32, 4, row);
+    d.k = d.v = fw_dense(nullptr, FW_F32, 4, rows);
+    if (erase == FW_ERASE_INDEPENDENT) d.a = d.b = d.q;
+    if (set & kBeta) d.beta = fw_dense(nullptr, FW_F32, 3, rows);
+    if (set & kP) d.p = d.q;
+    if (set & kEraseGate) d.erase_gate = d.q;
+    if (set & kWriteGate) d.write_gate = d.q;
+    if (set & kG) d.g = fw_dense(nullptr, FW_F32, gate == FW_GATE_VECTOR ? 4 : 3, row);
+    uint64_t bytes = 0;
+    if (fw_recurrence_saved_size(context, &d, &bytes) != FW_OK || __builtin_popcount(set) <= most) continue;
+    best = set;
+    most = __builtin_popcount(set);
+  }
+  fw_context_destroy(context);
+  if (most < 0) FW_MODEL_FAIL("%s: %s", fw_op_name(op), fw_last_error());
+  return best;
 }
-bool makes_its_gate(fw_op op) { return op == FW_OP_RETENTION || op == FW_OP_LIGHTNING; }
 
 struct NamedType {
   const char *name;
@@ -154,14 +183,13 @@ OperatorCase::OperatorCase(fw_op op, fw_dtype dtype, const CaseSize &z, bool wit
   d.q = unit_rows({z.B, z.T, z.H, z.K}, dtype);
   d.k = unit_rows({z.B, R, z.H, z.K}, dtype);
   d.v = random({z.B, R, z.HV, z.V}, dtype, -1, 1);
-  if (gate == FW_GATE_SCALAR && !makes_its_gate(op)) d.g = random({z.B, z.T, z.HV}, FW_F32, -0.2, 0);
-  if (gate == FW_GATE_VECTOR) d.g = random({z.B, z.T, z.HV, z.K}, FW_F32, -0.2, 0);
-  if (takes_beta(op)) d.beta = random({z.B, R, z.HV}, FW_F32, 0, 1);
-  if (op == FW_OP_COMBA) d.p = unit_rows({z.B, z.T, z.H, z.K}, dtype);
-  if (op == FW_OP_GDN2) {
-    d.erase_gate = random({z.B, z.T, z.H, z.K}, dtype, 0, 1);
-    d.write_gate = random({z.B, z.T, z.HV, z.V}, dtype, 0, 1);
-  }
+  const uint32_t operands = operands_of(op, gate, erase, n_sub);
+  if ((operands & kG) && gate == FW_GATE_SCALAR) d.g = random({z.B, z.T, z.HV}, FW_F32, -0.2, 0);
+  if ((operands & kG) && gate == FW_GATE_VECTOR) d.g = random({z.B, z.T, z.HV, z.K}, FW_F32, -0.2, 0);
+  if (operands & kBeta) d.beta = random({z.B, R, z.HV}, FW_F32, 0, 1);
+  if (operands & kP) d.p = unit_rows({z.B, z.T, z.H, z.K}, dtype);
+  if (operands & kEraseGate) d.erase_gate = random({z.B, z.T, z.H, z.K}, dtype, 0, 1);
+  if (operands & kWriteGate) d.write_gate = random({z.B, z.T, z.HV, z.V}, dtype, 0, 1);
   if (erase == FW_ERASE_INDEPENDENT) {
     d.a = unit_rows({z.B, z.T, z.H, z.K}, dtype);
     d.b = tensor({z.B, z.T, z.H, z.K}, dtype);

@@ -75,6 +75,18 @@ TEST(Context, RefusesBadOptions) {
   options.force_impl = long_name.c_str();
   EXPECT_EQ(fw_context_create(&options, &context), FW_INVALID_ARGUMENT);
   EXPECT_STREQ(fw_last_error(), "context_create: force_impl has 300 characters, allowed 255");
+  options.force_impl = "cpu_avx2_chunk,reference,cpu_avx2";
+  ASSERT_EQ(fw_context_create(&options, &context), FW_OK) << fw_last_error();
+  fw_context_destroy(context);
+  context = nullptr;
+  options.force_impl = "reference,cpu_avx2_chunks";
+  EXPECT_EQ(fw_context_create(&options, &context), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(),
+               "context_create: force_impl names \"cpu_avx2_chunks\", allowed names that the explain functions list");
+  setenv("FW_IMPL", "recurrent", 1);
+  EXPECT_EQ(fw_context_create(nullptr, &context), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(), "context_create: FW_IMPL names \"recurrent\", allowed names that the explain functions list");
+  unsetenv("FW_IMPL");
   EXPECT_EQ(fw_context_create(nullptr, nullptr), FW_INVALID_ARGUMENT);
   EXPECT_STREQ(fw_last_error(), "context_create: context is a null pointer");
   setenv("FW_NUM_THREADS", "many", 1);
