@@ -121,7 +121,7 @@ typedef struct fw_context_options {
   void *user;                      /* first argument of parallel_for */
   const char *force_impl;          /* NULL: the environment variable FW_IMPL, else none. An implementation by name; a
                                       call for which it refuses fails with its reason. Comma-separated names: each
-                                      operation takes the first that it knows, else is free. A name known to none is refused */
+                                      operation takes the first it knows, else is free; unknown to all is an error */
 } fw_context_options;
 
 /* What runs the work. Several contexts may exist; one context may be used from several threads at once (its pool then

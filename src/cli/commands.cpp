@@ -146,11 +146,12 @@ void add_score(CLI::App &app) {
 void add_verify(CLI::App &app) {
   CLI::App *command = add_command(
       app, "verify", "Recompute what must hold on this machine",
-      "Every operator against fp64 token by token; the model's logits by prefill against token by token; "
-      "the same bits\n"
-      "again, and after a split with the state saved and restored; the logits of golden_logits.safetensors, "
-      "when the model folder\n"
-      "has them, to 1e-4. Also prints the SHA-256 of the model's files. Exit code 1 when a check fails.",
+      "Every operator, forward, backward and step, against fp64 token by token; the model's logits by prefill "
+      "against\n"
+      "token by token; the same bits again, and after a split with the state saved and restored; the logits of\n"
+      "golden_logits.safetensors, when the model folder has them, to 1e-4. Also prints the SHA-256 of the model's "
+      "files.\n"
+      "Exit code 1 when a check fails.",
       "  fastweight verify\n"
       "  fastweight verify --operators --json\n"
       "  fastweight verify --model my/model --threads 1");
@@ -163,7 +164,7 @@ void add_verify(CLI::App &app) {
 void add_bench(CLI::App &app) {
   CLI::App *command = add_command(app, "bench", "Speed of the model and of every operator here",
                                   "Tokens a second of the model by prefill and by decode, then the median time of "
-                                  "every operator's forward and step.\n"
+                                  "every operator's forward, backward and step.\n"
                                   "A time is printed only after the same call agreed with fp64 on the same operands; "
                                   "error is the largest difference\n"
                                   "over the root mean square.",

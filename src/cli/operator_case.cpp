@@ -142,6 +142,15 @@ constexpr fw_tensor fw_recurrence::*kInputs[] = {
     &fw_recurrence::b, &fw_recurrence::p,   &fw_recurrence::erase_gate, &fw_recurrence::write_gate,
     &fw_recurrence::g, &fw_recurrence::beta};
 
+// The gradients of those inputs, in the same order.
+constexpr fw_tensor fw_recurrence_grads::*kGradients[] = {
+    &fw_recurrence_grads::dq,           &fw_recurrence_grads::dk,           &fw_recurrence_grads::dv,
+    &fw_recurrence_grads::da,           &fw_recurrence_grads::db,           &fw_recurrence_grads::dp,
+    &fw_recurrence_grads::d_erase_gate, &fw_recurrence_grads::d_write_gate, &fw_recurrence_grads::dg,
+    &fw_recurrence_grads::dbeta};
+constexpr size_t kInputCount = sizeof kInputs / sizeof kInputs[0];
+static_assert(kInputCount == sizeof kGradients / sizeof kGradients[0]);
+
 }  // namespace
 
 fw_dtype dtype_named(const std::string &name) {
@@ -247,13 +256,38 @@ void OperatorCase::reset_state() {
   memcpy(state_.data, initial_.data, static_cast<size_t>(count(state_)) * sizeof(float));
 }
 
+// d_o and the final state's gradient at random, room for the gradient of every operand and of the initial state.
+void OperatorCase::make_gradients() {
+  if (grads_.struct_size != 0) return;
+  grads_.struct_size = sizeof grads_;
+  const auto like = [&](const fw_tensor &t) {
+    fw_tensor made = t;
+    if (t.dtype == FW_NONE) return made;
+    owned_.emplace_back(static_cast<uint64_t>(count(t)) * type_of(t.dtype).size);
+    made.data = owned_.back().data();
+    return made;
+  };
+  const auto filled = [&](const fw_tensor &t) {
+    const fw_tensor made = like(t);
+    for (int64_t i = 0; i < count(made); ++i) put(made, i, 2 * uniform() - 1);
+    return made;
+  };
+  grads_.d_o = filled(desc_.o);
+  grads_.d_final_state = filled(final_);
+  for (size_t i = 0; i < kInputCount; ++i) grads_.*kGradients[i] = like(desc_.*kInputs[i]);
+  grads_.d_initial_state = like(initial_);
+}
+
 void OperatorCase::run(fw_context *context, fw_direction direction) {
+  if (direction == FW_BACKWARD) make_gradients();
   const fw_recurrence d = direction == FW_STEP ? step() : forward();
   uint64_t bytes = 0;
   check(fw_recurrence_workspace_size(context, &d, direction, &bytes));
   if (bytes > workspace_.size()) workspace_ = model::Buffer(bytes);
   if (direction == FW_STEP) {
     check(fw_recurrence_step(context, &d, workspace_.data(), workspace_.size()));
+  } else if (direction == FW_BACKWARD) {
+    check(fw_recurrence_backward(context, &d, &grads_, workspace_.data(), workspace_.size()));
   } else {
     check(fw_recurrence_forward(context, &d, workspace_.data(), workspace_.size()));
   }
@@ -281,6 +315,9 @@ OperatorCase::OperatorCase(const OperatorCase &other, fw_dtype dtype) : desc_(ot
   final_ = other.final_;
   for (fw_tensor *t : {&initial_, &final_, &desc_.o}) copy(*t);
   for (const auto input : kInputs) copy(desc_.*input);
+  grads_ = other.grads_;
+  for (fw_tensor *t : {&grads_.d_o, &grads_.d_final_state, &grads_.d_initial_state}) copy(*t);
+  for (const auto gradient : kGradients) copy(grads_.*gradient);
 }
 
 double OperatorCase::error(const fw_tensor &o, const fw_tensor &state) const {
@@ -298,6 +335,22 @@ double OperatorCase::error_of_step(fw_context *context) {
   reset_state();
   run(context, FW_STEP);
   return error(desc_.o, state_);
+}
+
+double OperatorCase::error_of_backward(fw_context *context) {
+  run(context, FW_BACKWARD);
+  OperatorCase wide(*this, FW_F64);
+  wide.run(context, FW_BACKWARD);
+  const auto difference = [&](fw_tensor fw_recurrence_grads::*member) {
+    return relative_difference(values(grads_.*member), values(wide.grads_.*member));
+  };
+  double worst = difference(&fw_recurrence_grads::d_initial_state);
+  for (size_t i = 0; i < kInputCount; ++i) {
+    if ((desc_.*kInputs[i]).dtype == FW_NONE) continue;
+    const double one = difference(kGradients[i]);
+    if (!(one <= worst)) worst = one;
+  }
+  return worst;
 }
 
 }  // namespace fw::cli

@@ -32,6 +32,8 @@ class OperatorCase {
   // over the root mean square of each. Runs the reference. Throws Error when the call fails.
   double error_of_forward(fw_context *context);
   double error_of_step(fw_context *context);
+  // The same for every gradient of backward.
+  double error_of_backward(fw_context *context);
 
   // Runs the call once; the workspace is kept. Throws Error.
   void run(fw_context *context, fw_direction direction);
@@ -43,9 +45,11 @@ class OperatorCase {
   fw_tensor unit_rows(std::initializer_list<int64_t> shape, fw_dtype dtype);
   double uniform();
   void run_reference(fw_context *context);
+  void make_gradients();
   double error(const fw_tensor &o, const fw_tensor &state) const;
 
   fw_recurrence desc_ = {};
+  fw_recurrence_grads grads_ = {};  // made when first asked for
   fw_tensor initial_ = {}, final_ = {}, state_ = {};
   std::vector<double> reference_o_, reference_state_;
   std::vector<model::Buffer> owned_;

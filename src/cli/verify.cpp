@@ -22,6 +22,10 @@ constexpr double kLogitTolerance = 1e-4;
 // and operands of matrix products may be rounded inside.
 double operator_tolerance(fw_dtype dtype) { return dtype == FW_F32 ? 2e-5 : dtype == FW_BF16 ? 6e-2 : 8e-3; }
 
+// A gradient is made of two products of rounded operands where an output is made of one, and the largest of up to ten
+// tensors counts.
+double gradient_tolerance(fw_dtype dtype) { return 4 * operator_tolerance(dtype); }
+
 class Report {
  public:
   explicit Report(bool is_json) : is_json_(is_json) {}
@@ -80,17 +84,21 @@ void verify_operators(fw_context *context, Report &report) {
   size.K = 48;
   size.V = 40;
   for (const fw_dtype dtype : {FW_F32, FW_BF16, FW_F16}) {
-    double forward = 0, step = 0;
-    std::string worst_forward, worst_step;
+    double forward = 0, backward = 0, step = 0;
+    std::string worst_forward, worst_backward, worst_step;
     for (fw_op op = 1; op < FW_OP_COUNT; ++op) {
       if (interrupted()) throw Interrupted();
       OperatorCase one(op, dtype, size, true);
-      const double f = one.error_of_forward(context), s = one.error_of_step(context);
+      const double f = one.error_of_forward(context), b = one.error_of_backward(context);
+      const double s = one.error_of_step(context);
       if (!(f <= forward)) forward = f, worst_forward = fw_op_name(op);
+      if (!(b <= backward)) backward = b, worst_backward = fw_op_name(op);
       if (!(s <= step)) step = s, worst_step = fw_op_name(op);
     }
     const double allowed = operator_tolerance(dtype);
     report.at_most(text("operators %s forward (%s)", dtype_name(dtype), worst_forward.c_str()), forward, allowed);
+    report.at_most(text("operators %s backward (%s)", dtype_name(dtype), worst_backward.c_str()), backward,
+                   gradient_tolerance(dtype));
     report.at_most(text("operators %s step (%s)", dtype_name(dtype), worst_step.c_str()), step, allowed);
   }
 }

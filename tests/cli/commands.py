@@ -61,9 +61,9 @@ class Commands(program.ProgramTest):
     def test_verify(self):
         out, _ = self.call("verify")
         self.assertIn("golden logits                      not run the folder has no golden_logits.safetensors", out.decode())
-        self.assertRegex(out.decode(), r"\n9 ok, 0 failed, 1 not run\n$")
+        self.assertRegex(out.decode(), r"\n12 ok, 0 failed, 1 not run\n$")
         result = json.loads(self.call("verify", "--operators", "--json")[0])
-        self.assertEqual((result["ok"], result["failed"]), (6, 0))
+        self.assertEqual((result["ok"], result["failed"]), (9, 0))
 
     def golden(self, folder, change):
         """A golden file made of the program's own logits would prove nothing: zeros are wrong for sure."""
@@ -79,7 +79,7 @@ class Commands(program.ProgramTest):
         self.golden(folder, 0.0)
         out, _ = self.call("verify", "--model", folder, code=1)
         self.assertRegex(out.decode(), r"golden logits, prefill +FAILED")
-        self.assertRegex(out.decode(), r"\n9 ok, 2 failed, 0 not run\n$")
+        self.assertRegex(out.decode(), r"\n12 ok, 2 failed, 0 not run\n$")
 
     def test_explain(self):
         out, _ = self.call("explain")
@@ -98,7 +98,8 @@ class Commands(program.ProgramTest):
     def test_bench(self):
         out, _ = self.call("bench", "kda", "--length", "70", "--seconds", "0.01", "--json")
         rows = json.loads(out)["rows"]
-        self.assertEqual([(row["op"], row["direction"], row["T"]) for row in rows], [("kda", "forward", 70), ("kda", "step", 1)])
+        self.assertEqual([(row["op"], row["direction"], row["T"]) for row in rows],
+                         [("kda", "forward", 70), ("kda", "backward", 70), ("kda", "step", 1)])
         for row in rows:
             self.assertGreater(row["ms"], 0)
             self.assertLess(row["error"], 1e-4)
