@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fw_attention, forward and backward, against sums in fp64; the allowed errors are derived in attention_call.hpp.
-#include "neighbours/alloc_count.hpp"
+#include "alloc_count.hpp"
 #include "neighbours/attention_call.hpp"
 
 namespace fwtest {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fw_attention_step: the ring caches, against sums in fp64 by position (attention_call.hpp) and against forward,
 // bit for bit.
-#include "neighbours/alloc_count.hpp"
+#include "alloc_count.hpp"
 #include "neighbours/attention_call.hpp"
 
 namespace fwtest {

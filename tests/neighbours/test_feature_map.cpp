@@ -2,7 +2,7 @@
 // fw_feature_map against fp64 formulas written here. Round-offs allowed: forward 4 of the result (SiLU was measured
 // at 3.2, tests/neighbours/test_vec.cpp), gradients 8 of s + |x s (1 - s)| for SiLU, whose two terms cancel near x =
 // -1.28.
-#include "neighbours/alloc_count.hpp"
+#include "alloc_count.hpp"
 #include "neighbours/harness.hpp"
 
 namespace fwtest {

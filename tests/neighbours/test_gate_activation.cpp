@@ -3,7 +3,7 @@
 // (4.1 and 5.8 measured over 3e6 logits); BOUNDED takes exp(a_log) (x + dt_bias) = u into a sigmoid, so that one
 // round-off of u is |u| round-offs of the result: its magnitudes carry 1 + |u|. A sum over rows adds a chain of at
 // most 64 terms, then one of at most 64 tiles, then one of the blocks.
-#include "neighbours/alloc_count.hpp"
+#include "alloc_count.hpp"
 #include "neighbours/harness.hpp"
 
 namespace fwtest {

@@ -2,7 +2,7 @@
 // The harness can fail: each of its watches is shown something wrong once.
 #include "neighbours/harness.hpp"
 
-#include "neighbours/alloc_count.hpp"
+#include "alloc_count.hpp"
 
 namespace fwtest {
 namespace {

@@ -2,7 +2,7 @@
 // fw_linear against sums taken here in fp64. A sum of n products in fp32, in whatever order, is within n + 1
 // round-offs of the sum of their magnitudes (one rounding a product, n - 1 a chain at the longest; the lane-wise
 // order is shorter), and the bias is one more: n + 2 are allowed in fp32, and in fp64 for the reference.
-#include "neighbours/alloc_count.hpp"
+#include "alloc_count.hpp"
 #include "neighbours/harness.hpp"
 
 namespace fwtest {

@@ -3,7 +3,7 @@
 // additions, whose round-offs rstd carries by half; rstd, xhat, weight and act(gate) add at most 10 (SiLU 3.2): D /
 // 32 + 14 forward. Backward has a second such chain in xhat . d_xhat, relative to the sum of its terms' magnitudes: D
 // / 16 + 30. dweight adds a chain of 64 rows, at most 64 tiles and the blocks.
-#include "neighbours/alloc_count.hpp"
+#include "alloc_count.hpp"
 #include "neighbours/harness.hpp"
 
 namespace fwtest {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fw_short_conv, forward and backward, against the formulas of short_conv_call.hpp; its laws; its refusals. Steps:
 // test_short_conv_step.cpp.
-#include "neighbours/alloc_count.hpp"
+#include "alloc_count.hpp"
 #include "neighbours/short_conv_call.hpp"
 
 namespace fwtest {

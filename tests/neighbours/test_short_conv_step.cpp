@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fw_short_conv_step: the state in place, pools, negative indices, against short_conv_call.hpp and against the
 // forward.
-#include "neighbours/alloc_count.hpp"
+#include "alloc_count.hpp"
 #include "neighbours/short_conv_call.hpp"
 
 namespace fwtest {

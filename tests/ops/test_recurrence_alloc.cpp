@@ -3,94 +3,26 @@
 // program.
 #include <stdlib.h>
 
-#include <atomic>
-
+#include "alloc_count.hpp"
 #include "harness_pieces.hpp"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FW_TEST_OWN_MALLOC 0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FW_TEST_OWN_MALLOC 0
-#endif
-#endif
-#if !defined(FW_TEST_OWN_MALLOC) && defined(__GLIBC__)
-#define FW_TEST_OWN_MALLOC 1
-#elif !defined(FW_TEST_OWN_MALLOC)
-#define FW_TEST_OWN_MALLOC 0
-#endif
-
-namespace {
-std::atomic<bool> is_counting{false};
-std::atomic<int64_t> n_calls{0};
-void note_call() {
-  if (is_counting.load(std::memory_order_relaxed)) n_calls.fetch_add(1);
-}
-}  // namespace
-
-#if FW_TEST_OWN_MALLOC
-extern "C" {
-void *__libc_malloc(size_t);
-void *__libc_calloc(size_t, size_t);
-void *__libc_realloc(void *, size_t);
-void *__libc_memalign(size_t, size_t);
-void __libc_free(void *);
-
-void *malloc(size_t size) {
-  note_call();
-  return __libc_malloc(size);
-}
-void *calloc(size_t n, size_t size) {
-  note_call();
-  return __libc_calloc(n, size);
-}
-void *realloc(void *p, size_t size) {
-  note_call();
-  return __libc_realloc(p, size);
-}
-void *memalign(size_t alignment, size_t size) {
-  note_call();
-  return __libc_memalign(alignment, size);
-}
-void *aligned_alloc(size_t alignment, size_t size) {
-  note_call();
-  return __libc_memalign(alignment, size);
-}
-int posix_memalign(void **p, size_t alignment, size_t size) {
-  note_call();
-  *p = __libc_memalign(alignment, size);
-  return *p ? 0 : 12;
-}
-void free(void *p) { __libc_free(p); }
-}
-#endif
 
 namespace fw::test {
 namespace {
 
-struct Counting {
-  Counting() { n_calls = 0, is_counting = true; }
-  ~Counting() { is_counting = false; }
-  int64_t stop() {
-    is_counting = false;
-    return n_calls;
-  }
-};
-
 void *volatile sink;
 
 TEST(Allocations, CountingCounts) {
-  if (!FW_TEST_OWN_MALLOC) GTEST_SKIP() << "not run: malloc belongs to a sanitizer or to another C library";
-  Counting counting;
+  if (!fwtest::is_counting()) GTEST_SKIP() << "not run: malloc belongs to a sanitizer or to another C library";
+  const fwtest::CountAllocations counting;
   sink = malloc(10);
   free(sink);
   sink = new double[5];
   delete[] static_cast<double *>(sink);
-  EXPECT_EQ(counting.stop(), 2);
+  EXPECT_EQ(counting.count(), 2);
 }
 
 TEST(Allocations, NoVerbAllocates) {
-  if (!FW_TEST_OWN_MALLOC) GTEST_SKIP() << "not run: malloc belongs to a sanitizer or to another C library";
+  if (!fwtest::is_counting()) GTEST_SKIP() << "not run: malloc belongs to a sanitizer or to another C library";
   std::vector<Spec> rows = named_rows();
   for (const Spec &s : axes_rows()) rows.push_back(s);
   std::vector<std::string> impls = cpu_impls("chunk");
@@ -112,7 +44,7 @@ TEST(Allocations, NoVerbAllocates) {
           uint64_t bytes = 0;
           if (fw_recurrence_workspace_size(context.get(), &call.desc, direction, &bytes) != FW_OK) continue;
           Memory workspace(bytes);
-          Counting counting;
+          const fwtest::CountAllocations counting;
           uint64_t again = 0, needed = 0;
           char lines[2048];
           int64_t chunk = 0;
@@ -130,7 +62,7 @@ TEST(Allocations, NoVerbAllocates) {
           fw_recurrence broken = call.desc;
           broken.k.ndim = 3;
           const fw_status refused = fw_recurrence_forward(context.get(), &broken, workspace.data(), bytes);
-          const int64_t found = counting.stop();
+          const int64_t found = counting.count();
           EXPECT_EQ(status, FW_OK) << text(spec);
           EXPECT_EQ(refused, FW_INVALID_ARGUMENT);
           EXPECT_EQ(found, 0) << impl << ", " << n_threads << " threads, " << direction_name(direction) << ": "

@@ -12,6 +12,8 @@
 // Scratch: fp32 k and v of the call, angles; backward q, d_o and three numbers a row; a slot has one tile.
 #include <math.h>
 
+#include <initializer_list>
+
 #include "core/ledger.hpp"
 #include "core/operands.hpp"
 #include "cpu/level_impl.hpp"

@@ -7,6 +7,8 @@
 // dk [R,HK,D] and dv [R,HK,DV].
 #include <math.h>
 
+#include <initializer_list>
+
 #include "core/ledger.hpp"
 #include "core/operands.hpp"
 #include "ops/attention/problem.hpp"

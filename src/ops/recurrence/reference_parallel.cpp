@@ -7,6 +7,8 @@
 // factor is a product of decays, no difference of logarithms is taken. Sums are fp64 for every storage type, since
 // the system of a whole sequence loses more in fp32 than the token loop does. Scratch a slot: 2 R K + 2 R V + K V
 // doubles.
+#include <initializer_list>
+
 #include "core/context.hpp"
 #include "core/ledger.hpp"
 #include "ops/recurrence/reference.hpp"

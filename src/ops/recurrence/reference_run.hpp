@@ -3,6 +3,8 @@
 // An item is one query/key head: its sequences and value heads follow one after the other, so that every sum over a
 // group or over sequences has one order. Backward keeps the state every ~sqrt(T) tokens and recomputes inside.
 #pragma once
+#include <initializer_list>
+
 #include "core/context.hpp"
 #include "core/ledger.hpp"
 #include "ops/recurrence/reference_core.hpp"

@@ -30,12 +30,12 @@ void *__libc_malloc(size_t);
 void *__libc_calloc(size_t, size_t);
 void *__libc_realloc(void *, size_t);
 void *__libc_memalign(size_t, size_t);
-void *malloc(size_t n) { return ++fwtest::n_allocations, __libc_malloc(n); }
-void *calloc(size_t n, size_t size) { return ++fwtest::n_allocations, __libc_calloc(n, size); }
-void *realloc(void *p, size_t n) { return ++fwtest::n_allocations, __libc_realloc(p, n); }
-void *memalign(size_t align, size_t n) { return ++fwtest::n_allocations, __libc_memalign(align, n); }
-void *aligned_alloc(size_t align, size_t n) { return ++fwtest::n_allocations, __libc_memalign(align, n); }
-int posix_memalign(void **p, size_t align, size_t n) {
+void *malloc(size_t n) noexcept { return ++fwtest::n_allocations, __libc_malloc(n); }
+void *calloc(size_t n, size_t size) noexcept { return ++fwtest::n_allocations, __libc_calloc(n, size); }
+void *realloc(void *p, size_t n) noexcept { return ++fwtest::n_allocations, __libc_realloc(p, n); }
+void *memalign(size_t align, size_t n) noexcept { return ++fwtest::n_allocations, __libc_memalign(align, n); }
+void *aligned_alloc(size_t align, size_t n) noexcept { return ++fwtest::n_allocations, __libc_memalign(align, n); }
+int posix_memalign(void **p, size_t align, size_t n) noexcept {
   ++fwtest::n_allocations;
   *p = __libc_memalign(align, n);
   return *p ? 0 : 12;
