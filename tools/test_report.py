@@ -85,8 +85,24 @@ def cpu_name():
     return platform.machine()
 
 
-def write(path, outcomes, build):
-    """The result file: counts of each group, and the reasons of what did not run."""
+def grid_lines(results):
+    """One line a (op, direction, dtype, impl), added up over the files that the cases of the long grid left."""
+    merged = {}
+    for path in sorted((results / "grid").glob("*.json")):
+        for line in json.loads(path.read_text()):
+            key = tuple(line[name] for name in ("op", "direction", "dtype", "impl"))
+            known = merged.setdefault(key, line)
+            if known is line:
+                continue
+            known["cases"] += line["cases"]
+            known["failed"] += line["failed"]
+            if not line["worst_share"] <= known["worst_share"]:  # NaN is the worst
+                known.update({name: line[name] for name in ("worst_share", "tensor", "case")})
+    return [merged[key] for key in sorted(merged)]
+
+
+def write(folder, outcomes, build, results):
+    """full.json: counts of each group, and the reasons of what did not run. full_grid.json: the long grid, line by line."""
     cache = (pathlib.Path(build) / "CMakeCache.txt").read_text().splitlines() if build else []
     compiler = next((line.split("=", 1)[1] for line in cache if line.startswith("CMAKE_CXX_COMPILER:")), "")
     groups = {}
@@ -98,17 +114,19 @@ def write(path, outcomes, build):
     for entry in groups.values():
         if not entry["reasons"]:
             del entry["reasons"]
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     document = {"cpu": cpu_name(), "compiler": pathlib.Path(compiler).name, "groups": groups}
-    path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    (folder / "full.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    lines = [json.dumps(line) for line in grid_lines(results)]
+    (folder / "full_grid.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("results", type=pathlib.Path)
-    parser.add_argument("--write", help="also write the counts to this JSON file")
-    parser.add_argument("--build", help="the build folder, for the compiler's name in that file")
+    parser.add_argument("--write", help="also write full.json (counts) and full_grid.json (the long grid) to this folder")
+    parser.add_argument("--build", help="the build folder, for the compiler's name in full.json")
     options = parser.parse_args()
     outcomes = collect(options.results)
     counts = {status: sum(1 for outcome in outcomes if outcome[2] == status) for status in (PASSED, FAILED, NOT_RUN)}
@@ -132,7 +150,7 @@ def main():
         print("no test ran")
         counts[FAILED] = 1
     if options.write:
-        write(options.write, outcomes, options.build)
+        write(options.write, outcomes, options.build, options.results)
     print(f"{counts[PASSED]} passed, {counts[FAILED]} failed, {counts[NOT_RUN]} not run")
     return 1 if counts[FAILED] else 0
 

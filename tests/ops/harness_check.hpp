@@ -37,8 +37,9 @@ inline void write_results(const char *path) {
     fprintf(
         file,
         "{%s, \"cases\": %lld, \"failed\": %lld, \"worst_share\": %.3f, \"tensor\": \"%s\", \"case\": \"%s\"}%s\n",
-        key.c_str(), static_cast<long long>(r.n_cases), static_cast<long long>(r.n_failed), r.worst_share,
-        r.worst_tensor.c_str(), r.worst_case.c_str(), ++n < results().size() ? "," : "");
+        key.c_str(), static_cast<long long>(r.n_cases), static_cast<long long>(r.n_failed),
+        isnan(r.worst_share) ? 1e9 : r.worst_share, r.worst_tensor.c_str(), r.worst_case.c_str(),
+        ++n < results().size() ? "," : "");
   }
   fprintf(file, "]\n");
   fclose(file);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/test_report.py counts what ran, says what did not and why, and fails when anything failed."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -66,6 +67,21 @@ def test_no_test_at_all_is_a_failure(tmp_path):
 
 
 def test_the_result_file_has_the_counts(tmp_path):
-    written = tmp_path / "out" / "full.json"
+    written = tmp_path / "out"
     report(tmp_path / "in", GTEST.format(more=""), "", more=["--write", str(written)])
-    assert '"not run": 1' in written.read_text() and "no such CPU" in written.read_text()
+    text = (written / "full.json").read_text()
+    assert '"not run": 1' in text and "no such CPU" in text
+    assert json.loads((written / "full_grid.json").read_text()) == []
+
+
+def test_the_grid_is_added_up_over_its_cases(tmp_path):
+    grid = tmp_path / "in" / "grid"
+    grid.mkdir(parents=True)
+    same = {"op": "kda", "direction": "forward", "dtype": "fp32", "impl": "cpu_avx2_chunk"}
+    one = {**same, "cases": 2, "failed": 0, "worst_share": 0.5, "tensor": "o", "case": "first"}
+    two = {**same, "cases": 3, "failed": 1, "worst_share": 2.0, "tensor": "final_state", "case": "second"}
+    other = {**one, "direction": "backward"}
+    (grid / "A.json").write_text(json.dumps([one, other]))
+    (grid / "B.json").write_text(json.dumps([two]))
+    report(tmp_path / "in", GTEST.format(more=""), "", more=["--write", str(tmp_path / "out")])
+    assert json.loads((tmp_path / "out" / "full_grid.json").read_text()) == [other, {**two, "cases": 5}]
