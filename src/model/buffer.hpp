@@ -4,6 +4,7 @@
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <new>
 #include <utility>
@@ -34,6 +35,9 @@ class Buffer {
   }
   float *f32() const { return reinterpret_cast<float *>(data()); }
   uint64_t size() const { return bytes_; }
+  void clear() const {
+    if (bytes_) memset(data(), 0, static_cast<size_t>(bytes_));
+  }
 
  private:
   static constexpr size_t kAlign = 64;

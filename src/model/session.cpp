@@ -122,8 +122,8 @@ void Session::reset() {
   position_ = 0;
   has_logits_ = false;
   for (LayerState &layer : layers_) {
-    memset(layer.recurrent[side_].data(), 0, layer.recurrent[side_].size());
-    memset(layer.conv[side_].data(), 0, layer.conv[side_].size());
+    layer.recurrent[side_].clear();
+    layer.conv[side_].clear();
   }
 }
 
