@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Every row of src/ops/recurrence/catalogue.cpp has its number in the header, a page, a NumPy oracle with golden data, a
-C++ test and a benchmark.
+C++ test and a benchmark; every operation of include/fastweight/neighbours.h has a page and a benchmark.
 
 A test or benchmark reaches a row by its name, by its number, or by going over the whole catalogue (FW_OP_COUNT, in Python
 ROW_NAMES of the oracle). What a comment says does not count.
@@ -22,6 +22,8 @@ PLACES = [
     ("a C++ test", r"tests/.*\.(cpp|hpp)", [r'"{row}"', r"\b{op}\b", r"\bFW_OP_COUNT\b"]),
     ("a benchmark", r"bench/.*\.(cpp|hpp|py|json)", [r'"{row}"', r"'{row}'", r"\b{op}\b", r"\bFW_OP_COUNT\b", r"\bROW_NAMES\b"]),
 ]
+# a neighbour has its own, of the program's bench or of bench/
+NEIGHBOUR_BENCHMARK = re.compile(r"(bench/.*|src/cli/(bench|neighbour)\w*)\.(cpp|hpp|py|json)")
 
 
 def check(root, build):
@@ -51,7 +53,14 @@ def check(root, build):
             if not any(re.search(pattern.format(row=row, op=op), text) for pattern in patterns):
                 findings.append(f"{row}: {what} is missing")
     neighbours = checks.read(root, NEIGHBOURS) if (root / NEIGHBOURS).exists() else ""
-    names = {row for row, _ in rows} | {"by_axes"} | set(re.findall(r"^FW_DECLARE_VERBS\((\w+)\)", neighbours, re.MULTILINE))
+    operations = re.findall(r"^FW_DECLARE_VERBS\((\w+)\)", neighbours, re.MULTILINE)
+    timed = "\n".join(checks.without_comments(path, checks.read(root, path)) for path in files if NEIGHBOUR_BENCHMARK.fullmatch(str(path)))
+    for operation in operations:
+        if not (root / f"docs/operators/{operation}.md").exists():
+            findings.append(f"{operation}: docs/operators/{operation}.md is missing")
+        if not re.search(rf"[\"']{operation}[\"']", timed):
+            findings.append(f"{operation}: a benchmark is missing")
+    names = {row for row, _ in rows} | {"by_axes"} | set(operations)
     for path in files:
         if path.match("docs/operators/*.md") and path.stem not in names and path.stem != "README":
             findings.append(f"{path}: no such row in the catalogue")

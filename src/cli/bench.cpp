@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// fastweight bench: tokens a second of the model, and the time of every operator, each printed after its own check.
+// fastweight bench: tokens a second of the model, and the time of every operator and of the operations beside
+// the family, each printed after its own check.
 #include <math.h>
 #include <stdio.h>
 
-#include <algorithm>
 #include <vector>
 
-#include "cli/command.hpp"
-#include "cli/json_text.hpp"
+#include "cli/bench.hpp"
+#include "cli/neighbour_case.hpp"
 #include "cli/operator_case.hpp"
 #include "model/session.hpp"
 
@@ -15,22 +15,6 @@ namespace fw::cli {
 namespace {
 
 using model::text;
-
-// Median time of a call over about `budget` seconds, after one call that is not counted.
-template <class Call>
-double median_seconds(double budget, Call call) {
-  std::vector<double> times;
-  call();
-  const double start = seconds_now();
-  do {
-    if (interrupted()) throw Interrupted();
-    const double before = seconds_now();
-    call();
-    times.push_back(seconds_now() - before);
-  } while (seconds_now() - start < budget || times.size() < 3);
-  std::nth_element(times.begin(), times.begin() + static_cast<ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
-}
 
 Json bench_model(fw_context *context, const BenchOptions &o) {
   const std::shared_ptr<const model::Model> model = model::Model::load(find_model(o.model));
@@ -67,9 +51,7 @@ Json bench_operator(fw_context *context, fw_op op, fw_direction direction, const
                                                   : one.error_of_forward(context);
   one.run(context, direction);
   const std::string impl = fw_last_impl();
-  // fp32 as in verify for many tokens; half types by their rounding; gradients 4 times as in verify
-  const double allowed = dtype == FW_F32 ? 1e-4 : dtype == FW_BF16 ? 6e-2 : 8e-3;
-  const bool agrees = error <= (direction == FW_BACKWARD ? 4 * allowed : allowed);
+  const bool agrees = error <= allowed_error(dtype, direction);
   Json row;
   row.add("op", fw_op_name(op))
       .add("direction", direction_name(direction))
@@ -92,6 +74,15 @@ Json bench_operator(fw_context *context, fw_op op, fw_direction direction, const
   return row;
 }
 
+// As op_named, with a sentence that lists the operations beside the family too.
+fw_op row_named(const std::string &name) {
+  try {
+    return op_named(name);
+  } catch (const model::Error &error) {
+    throw model::Error(std::string(error.what()) + ", " + neighbour_names());
+  }
+}
+
 }  // namespace
 
 int run_bench(const BenchOptions &o) {
@@ -99,18 +90,22 @@ int run_bench(const BenchOptions &o) {
   Json out;
   out.add("version", fw_version()).add("cpu_level", fw_context_cpu_level(context.get()));
   out.add("threads", fw_context_n_threads(context.get()));
-  const fw_op first = o.op.empty() ? 1 : op_named(o.op), last = o.op.empty() ? FW_OP_COUNT - 1 : first;
+  bool is_neighbour = false, is_right = true;
+  for (const NeighbourKind &kind : neighbour_kinds()) is_neighbour = is_neighbour || o.op == kind.op;
+  const bool is_all = o.op.empty();
+  const fw_op first = is_all || is_neighbour ? 1 : row_named(o.op), last = is_all ? FW_OP_COUNT - 1 : first;
   dtype_named(o.dtype);
   if (!o.is_json)
     print("level %s, %d threads\n", fw_context_cpu_level(context.get()), fw_context_n_threads(context.get()));
-  if (!o.is_operators_only && o.op.empty()) out.add("model", bench_model(context.get(), o));
-  bool is_right = true;
+  if (is_all && !o.is_operators_only && !o.is_neighbours_only) out.add("model", bench_model(context.get(), o));
+  if (!o.is_model_only && !o.is_json) {
+    print("%s, B %lld, T %lld (step: 1), H %lld, HV %lld, K %lld, V %lld\n", o.dtype.c_str(),
+          static_cast<long long>(o.size.B), static_cast<long long>(o.size.T), static_cast<long long>(o.size.H),
+          static_cast<long long>(o.size.HV), static_cast<long long>(o.size.K), static_cast<long long>(o.size.V));
+  }
   std::vector<Json> rows;
-  if (!o.is_model_only) {
+  if (!o.is_model_only && !o.is_neighbours_only && !is_neighbour) {
     if (!o.is_json) {
-      print("%s, B %lld, T %lld (step: 1), H %lld, HV %lld, K %lld, V %lld\n", o.dtype.c_str(),
-            static_cast<long long>(o.size.B), static_cast<long long>(o.size.T), static_cast<long long>(o.size.H),
-            static_cast<long long>(o.size.HV), static_cast<long long>(o.size.K), static_cast<long long>(o.size.V));
       print("%-20s %-8s %-22s %8s %10s %9s\n", "operator", "verb", "implementation", "error", "ms", "us/tok/hd");
     }
     for (fw_op op = first; op <= last; ++op) {
@@ -120,6 +115,8 @@ int run_bench(const BenchOptions &o) {
     }
   }
   out.add("rows", rows);
+  if (is_neighbour || (is_all && !o.is_model_only && !o.is_operators_only))
+    bench_neighbours(context.get(), o, o.op, out, is_right);
   if (o.is_json) write_out(out.text());
   return is_right ? kOk : kFailed;
 }

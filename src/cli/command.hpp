@@ -49,7 +49,7 @@ struct BenchOptions : CommonOptions {
   std::string op, dtype = "f32";
   CaseSize size;
   double seconds = 0.3;
-  bool is_model_only = false, is_operators_only = false;
+  bool is_model_only = false, is_operators_only = false, is_neighbours_only = false;
 };
 
 struct ExplainOptions : CommonOptions {

@@ -162,20 +162,31 @@ void add_verify(CLI::App &app) {
 }
 
 void add_bench(CLI::App &app) {
-  CLI::App *command = add_command(app, "bench", "Speed of the model and of every operator here",
+  CLI::App *command = add_command(app, "bench", "Speed of the model and of every operation here",
                                   "Tokens a second of the model by prefill and by decode, then the median time of "
-                                  "every operator's forward, backward and step.\n"
+                                  "every operator's forward, backward and step, and of the operations beside the "
+                                  "family (convolution,\n"
+                                  "norms, gates, feature maps, attention, linear layer) with their share of a floor: a "
+                                  "memcpy of as many\n"
+                                  "bytes, or as many multiply-adds, measured in the same run. \"x empty\" is the time "
+                                  "over that of a call without tokens.\n"
                                   "A time is printed only after the same call agreed with fp64 on the same operands; "
                                   "error is the largest difference\n"
                                   "over the root mean square.",
                                   "  fastweight bench\n"
                                   "  fastweight bench --model-only --threads 1\n"
+                                  "  fastweight bench attention --dtype bf16 --length 2048\n"
                                   "  fastweight bench gated_delta_rule --dtype bf16 --length 2048 --heads 8 "
                                   "--value-heads 8 --key-dim 128 --value-dim 128");
   const auto o = std::make_shared<BenchOptions>();
-  command->add_option("operator", o->op, "Only this row of the catalogue, and no model")->type_name("NAME");
-  CLI::Option *model_only = command->add_flag("--model-only", o->is_model_only, "No operators");
-  command->add_flag("--operators", o->is_operators_only, "No model")->excludes(model_only);
+  command->add_option("operator", o->op, "Only this row of the catalogue or operation beside it, and no model")
+      ->type_name("NAME");
+  CLI::Option *model_only = command->add_flag("--model-only", o->is_model_only, "Only the model");
+  CLI::Option *operators = command->add_flag("--operators", o->is_operators_only, "Only the rows of the catalogue");
+  command->add_flag("--neighbours", o->is_neighbours_only, "Only the operations beside the family")
+      ->excludes(model_only)
+      ->excludes(operators);
+  operators->excludes(model_only);
   command->add_option("--dtype", o->dtype, "f32, bf16 or f16")->type_name("TYPE")->capture_default_str();
   add_size_options(command, o->size);
   command->add_option("--seconds", o->seconds, "Time spent on each operator")

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "model/error.hpp"
-#include "model/sampler.hpp"
 
 namespace fw::cli {
 namespace {
@@ -50,92 +49,7 @@ uint32_t operands_of(fw_op op, fw_gate gate, fw_erase erase, int64_t n_sub) {
   return best;
 }
 
-struct NamedType {
-  const char *name;
-  fw_dtype dtype;
-  uint64_t size;
-};
-constexpr NamedType kTypes[] = {{"f32", FW_F32, 4}, {"bf16", FW_BF16, 2}, {"f16", FW_F16, 2}, {"f64", FW_F64, 8}};
 constexpr const char *kDirections[] = {"forward", "backward", "step"};
-
-const NamedType &type_of(fw_dtype dtype) {
-  for (const NamedType &type : kTypes) {
-    if (type.dtype == dtype) return type;
-  }
-  return kTypes[0];
-}
-
-int64_t count(const fw_tensor &t) {
-  int64_t n = 1;
-  for (int32_t i = 0; i < t.ndim; ++i) n *= t.shape[i];
-  return n;
-}
-
-uint16_t to_bf16(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-float from_bf16(uint16_t half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float x;
-  memcpy(&x, &bits, 4);
-  return x;
-}
-
-// Within the range of the operands here (|x| below 16); smaller than the smallest normal number becomes 0.
-uint16_t to_f16(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-  if (magnitude < 0x38800000) return static_cast<uint16_t>(sign);
-  const uint32_t rounded = magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1);
-  return static_cast<uint16_t>(sign | rounded >> 13);
-}
-
-float from_f16(uint16_t half) {
-  const uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
-  const float magnitude = exponent == 0
-                              ? ldexpf(static_cast<float>(fraction), -24)
-                              : ldexpf(static_cast<float>(fraction + 1024), static_cast<int>(exponent) - 25);
-  return half & 0x8000 ? -magnitude : magnitude;
-}
-
-double get(const fw_tensor &t, int64_t i) {
-  switch (t.dtype) {
-    case FW_F64: return static_cast<const double *>(t.data)[i];
-    case FW_BF16: return from_bf16(static_cast<const uint16_t *>(t.data)[i]);
-    case FW_F16: return from_f16(static_cast<const uint16_t *>(t.data)[i]);
-    default: return static_cast<const float *>(t.data)[i];
-  }
-}
-
-void put(const fw_tensor &t, int64_t i, double value) {
-  switch (t.dtype) {
-    case FW_F64: static_cast<double *>(t.data)[i] = value; break;
-    case FW_BF16: static_cast<uint16_t *>(t.data)[i] = to_bf16(static_cast<float>(value)); break;
-    case FW_F16: static_cast<uint16_t *>(t.data)[i] = to_f16(static_cast<float>(value)); break;
-    default: static_cast<float *>(t.data)[i] = static_cast<float>(value);
-  }
-}
-
-std::vector<double> values(const fw_tensor &t) {
-  std::vector<double> out;
-  for (int64_t i = 0; i < count(t); ++i) out.push_back(get(t, i));
-  return out;
-}
-
-double relative_difference(const std::vector<double> &a, const std::vector<double> &reference) {
-  double largest = 0, square = 0;
-  for (size_t i = 0; i < reference.size(); ++i) {
-    const double difference = fabs(a[i] - reference[i]);
-    if (!(difference <= largest)) largest = difference;
-    if (largest != largest) return largest;
-    square += reference[i] * reference[i];
-  }
-  return square > 0 ? largest / sqrt(square / static_cast<double>(reference.size())) : largest;
-}
 
 constexpr fw_tensor fw_recurrence::*kInputs[] = {
     &fw_recurrence::q, &fw_recurrence::k,   &fw_recurrence::v,          &fw_recurrence::a,
@@ -152,15 +66,6 @@ constexpr size_t kInputCount = sizeof kInputs / sizeof kInputs[0];
 static_assert(kInputCount == sizeof kGradients / sizeof kGradients[0]);
 
 }  // namespace
-
-fw_dtype dtype_named(const std::string &name) {
-  for (const NamedType &type : kTypes) {
-    if (name == type.name && type.dtype != FW_F64) return type.dtype;
-  }
-  FW_MODEL_FAIL("dtype is %s, allowed f32, bf16 and f16", model::quote(name).c_str());
-}
-
-const char *dtype_name(fw_dtype dtype) { return type_of(dtype).name; }
 
 fw_op op_named(const std::string &name) {
   std::string names;
@@ -180,7 +85,7 @@ fw_direction direction_named(const std::string &name) {
 
 const char *direction_name(fw_direction direction) { return kDirections[direction]; }
 
-OperatorCase::OperatorCase(fw_op op, fw_dtype dtype, const CaseSize &z, bool with_data) : has_data_(with_data) {
+OperatorCase::OperatorCase(fw_op op, fw_dtype dtype, const CaseSize &z, bool with_data) : make_(with_data) {
   fw_gate gate = FW_GATE_NONE;
   fw_erase erase = FW_ERASE_NONE;
   check(fw_op_axes(op, &gate, &erase));
@@ -189,54 +94,26 @@ OperatorCase::OperatorCase(fw_op op, fw_dtype dtype, const CaseSize &z, bool wit
   d.struct_size = sizeof d;
   d.op = op;
   d.n_sub = static_cast<int32_t>(n_sub);
-  d.q = unit_rows({z.B, z.T, z.H, z.K}, dtype);
-  d.k = unit_rows({z.B, R, z.H, z.K}, dtype);
-  d.v = random({z.B, R, z.HV, z.V}, dtype, -1, 1);
+  d.q = make_.unit_rows({z.B, z.T, z.H, z.K}, dtype);
+  d.k = make_.unit_rows({z.B, R, z.H, z.K}, dtype);
+  d.v = make_.random({z.B, R, z.HV, z.V}, dtype, -1, 1);
   const uint32_t operands = operands_of(op, gate, erase, n_sub);
-  if ((operands & kG) && gate == FW_GATE_SCALAR) d.g = random({z.B, z.T, z.HV}, FW_F32, -0.2, 0);
-  if ((operands & kG) && gate == FW_GATE_VECTOR) d.g = random({z.B, z.T, z.HV, z.K}, FW_F32, -0.2, 0);
-  if (operands & kBeta) d.beta = random({z.B, R, z.HV}, FW_F32, 0, 1);
-  if (operands & kP) d.p = unit_rows({z.B, z.T, z.H, z.K}, dtype);
-  if (operands & kEraseGate) d.erase_gate = random({z.B, z.T, z.H, z.K}, dtype, 0, 1);
-  if (operands & kWriteGate) d.write_gate = random({z.B, z.T, z.HV, z.V}, dtype, 0, 1);
+  if ((operands & kG) && gate == FW_GATE_SCALAR) d.g = make_.random({z.B, z.T, z.HV}, FW_F32, -0.2, 0);
+  if ((operands & kG) && gate == FW_GATE_VECTOR) d.g = make_.random({z.B, z.T, z.HV, z.K}, FW_F32, -0.2, 0);
+  if (operands & kBeta) d.beta = make_.random({z.B, R, z.HV}, FW_F32, 0, 1);
+  if (operands & kP) d.p = make_.unit_rows({z.B, z.T, z.H, z.K}, dtype);
+  if (operands & kEraseGate) d.erase_gate = make_.random({z.B, z.T, z.H, z.K}, dtype, 0, 1);
+  if (operands & kWriteGate) d.write_gate = make_.random({z.B, z.T, z.HV, z.V}, dtype, 0, 1);
   if (erase == FW_ERASE_INDEPENDENT) {
-    d.a = unit_rows({z.B, z.T, z.H, z.K}, dtype);
-    d.b = tensor({z.B, z.T, z.H, z.K}, dtype);
+    d.a = make_.unit_rows({z.B, z.T, z.H, z.K}, dtype);
+    d.b = make_.tensor({z.B, z.T, z.H, z.K}, dtype);
     // b = -a/2 forgets half of what a reads, so that the state stays bounded
-    for (int64_t i = 0; has_data_ && i < count(d.b); ++i) put(d.b, i, -0.5 * get(d.a, i));
+    for (int64_t i = 0; make_.has_data() && i < count(d.b); ++i) put(d.b, i, -0.5 * get(d.a, i));
   }
-  initial_ = random({z.B, z.HV, z.K, z.V}, FW_F32, -1, 1);
-  final_ = tensor({z.B, z.HV, z.K, z.V}, FW_F32);
-  state_ = tensor({z.B, z.HV, z.K, z.V}, FW_F32);
-  d.o = tensor({z.B, z.T, z.HV, z.V}, dtype);
-}
-
-double OperatorCase::uniform() { return model::uniform_draw(7, random_++); }
-
-fw_tensor OperatorCase::tensor(std::initializer_list<int64_t> shape, fw_dtype dtype) {
-  fw_tensor t = fw_dense(nullptr, dtype, static_cast<int32_t>(shape.size()), shape.begin());
-  if (has_data_) {
-    owned_.emplace_back(static_cast<uint64_t>(count(t)) * type_of(dtype).size);
-    t.data = owned_.back().data();
-  }
-  return t;
-}
-
-fw_tensor OperatorCase::random(std::initializer_list<int64_t> shape, fw_dtype dtype, double low, double high) {
-  const fw_tensor t = tensor(shape, dtype);
-  for (int64_t i = 0; has_data_ && i < count(t); ++i) put(t, i, low + (high - low) * uniform());
-  return t;
-}
-
-fw_tensor OperatorCase::unit_rows(std::initializer_list<int64_t> shape, fw_dtype dtype) {
-  const fw_tensor t = random(shape, dtype, -1, 1);
-  const int64_t size = t.shape[t.ndim - 1];
-  for (int64_t row = 0; has_data_ && row < count(t); row += size) {
-    double square = 1e-12;
-    for (int64_t i = 0; i < size; ++i) square += get(t, row + i) * get(t, row + i);
-    for (int64_t i = 0; i < size; ++i) put(t, row + i, get(t, row + i) / sqrt(square));
-  }
-  return t;
+  initial_ = make_.random({z.B, z.HV, z.K, z.V}, FW_F32, -1, 1);
+  final_ = make_.tensor({z.B, z.HV, z.K, z.V}, FW_F32);
+  state_ = make_.tensor({z.B, z.HV, z.K, z.V}, FW_F32);
+  d.o = make_.tensor({z.B, z.T, z.HV, z.V}, dtype);
 }
 
 fw_recurrence OperatorCase::forward() const {
@@ -260,22 +137,10 @@ void OperatorCase::reset_state() {
 void OperatorCase::make_gradients() {
   if (grads_.struct_size != 0) return;
   grads_.struct_size = sizeof grads_;
-  const auto like = [&](const fw_tensor &t) {
-    fw_tensor made = t;
-    if (t.dtype == FW_NONE) return made;
-    owned_.emplace_back(static_cast<uint64_t>(count(t)) * type_of(t.dtype).size);
-    made.data = owned_.back().data();
-    return made;
-  };
-  const auto filled = [&](const fw_tensor &t) {
-    const fw_tensor made = like(t);
-    for (int64_t i = 0; i < count(made); ++i) put(made, i, 2 * uniform() - 1);
-    return made;
-  };
-  grads_.d_o = filled(desc_.o);
-  grads_.d_final_state = filled(final_);
-  for (size_t i = 0; i < kInputCount; ++i) grads_.*kGradients[i] = like(desc_.*kInputs[i]);
-  grads_.d_initial_state = like(initial_);
+  grads_.d_o = make_.random_like(desc_.o);
+  grads_.d_final_state = make_.random_like(final_);
+  for (size_t i = 0; i < kInputCount; ++i) grads_.*kGradients[i] = make_.like(desc_.*kInputs[i]);
+  grads_.d_initial_state = make_.like(initial_);
 }
 
 void OperatorCase::run(fw_context *context, fw_direction direction) {
@@ -302,15 +167,8 @@ void OperatorCase::run_reference(fw_context *context) {
 }
 
 // The same values in another type.
-OperatorCase::OperatorCase(const OperatorCase &other, fw_dtype dtype) : desc_(other.desc_), has_data_(true) {
-  const auto copy = [&](fw_tensor &t) {
-    if (t.dtype == FW_NONE) return;
-    const fw_tensor from = t;
-    owned_.emplace_back(static_cast<uint64_t>(count(t)) * type_of(dtype).size);
-    t.data = owned_.back().data();
-    t.dtype = dtype;
-    for (int64_t i = 0; i < count(t); ++i) put(t, i, get(from, i));
-  };
+OperatorCase::OperatorCase(const OperatorCase &other, fw_dtype dtype) : desc_(other.desc_), make_(true) {
+  const auto copy = [&](fw_tensor &t) { t = make_.copy_as(t, dtype); };
   initial_ = other.initial_;
   final_ = other.final_;
   for (fw_tensor *t : {&initial_, &final_, &desc_.o}) copy(*t);

@@ -4,17 +4,15 @@
 #pragma once
 #include <stdint.h>
 
-#include <initializer_list>
 #include <string>
 #include <vector>
 
+#include "cli/case_tensor.hpp"
 #include "cli/command.hpp"
 #include "model/buffer.hpp"
 
 namespace fw::cli {
 
-fw_dtype dtype_named(const std::string &name);  // "f32", "bf16", "f16"; throws Error
-const char *dtype_name(fw_dtype dtype);
 fw_op op_named(const std::string &name);                // throws Error that lists the names
 fw_direction direction_named(const std::string &name);  // "forward", "backward", "step"
 const char *direction_name(fw_direction direction);
@@ -40,10 +38,6 @@ class OperatorCase {
 
  private:
   OperatorCase(const OperatorCase &other, fw_dtype dtype);
-  fw_tensor tensor(std::initializer_list<int64_t> shape, fw_dtype dtype);
-  fw_tensor random(std::initializer_list<int64_t> shape, fw_dtype dtype, double low, double high);
-  fw_tensor unit_rows(std::initializer_list<int64_t> shape, fw_dtype dtype);
-  double uniform();
   void run_reference(fw_context *context);
   void make_gradients();
   double error(const fw_tensor &o, const fw_tensor &state) const;
@@ -52,10 +46,8 @@ class OperatorCase {
   fw_recurrence_grads grads_ = {};  // made when first asked for
   fw_tensor initial_ = {}, final_ = {}, state_ = {};
   std::vector<double> reference_o_, reference_state_;
-  std::vector<model::Buffer> owned_;
+  CaseTensors make_;
   model::Buffer workspace_;
-  bool has_data_;
-  uint64_t random_ = 1;
 };
 
 }  // namespace fw::cli

@@ -104,9 +104,38 @@ class Commands(program.ProgramTest):
             self.assertGreater(row["ms"], 0)
             self.assertLess(row["error"], 1e-4)
             self.assertTrue(row["impl"])
+        self.assertIn("allowed linear_attn, ", self.refused("bench", "sing"))
+        self.assertIn(", gated_delta_product, iplr, dplr, rwkv7, short_conv, norm, ", self.refused("bench", "sing"))
         result = json.loads(self.call("bench", "--model-only", "--seconds", "0.01", "--json")[0])
         self.assertGreater(result["model"]["prefill_tokens_per_second"], 0)
         self.assertGreater(result["model"]["decode_tokens_per_second"], 0)
+
+    def test_bench_of_the_operations_beside_the_family(self):
+        out, _ = self.call("bench", "--neighbours", "--length", "33", "--value-heads", "8", "--key-dim", "6", "--value-dim", "5",
+                           "--seconds", "0.001", "--json")
+        result = json.loads(out)
+        self.assertEqual((result["rows"], "model" in result), ([], False))
+        for ceiling in ("copy_gb_per_s", "multiply_add_gflop_per_s"):
+            self.assertGreater(result["ceilings"][ceiling], 0)
+        rows = result["neighbours"]
+        cases = list(dict.fromkeys((row["op"], row["variant"]) for row in rows))
+        self.assertEqual(list(dict.fromkeys(op for op, _ in cases)),
+                         ["short_conv", "norm", "gate_activation", "feature_map", "attention", "linear"])
+        self.assertEqual([(row["op"], row["variant"], row["direction"], row["T"]) for row in rows],
+                         [(*case, *verb) for case in cases for verb in (("forward", 33), ("backward", 33), ("step", 1))])
+        for row in rows:
+            self.assertLess(row["error"], 1e-4, row)
+            self.assertRegex(row["impl"], "^cpu_")
+            for field in ("ms", "empty_ms", "gb_per_s", "floor_ms", "share"):
+                self.assertGreater(row[field], 0, row)
+            self.assertAlmostEqual(row["share"], row["floor_ms"] / row["ms"])
+            self.assertEqual(row["gflop_per_s"] > 0, row["op"] in ("short_conv", "attention", "linear"), row)
+        linear = next(row for row in rows if row["op"] == "linear")
+        self.assertAlmostEqual(linear["gflop_per_s"] * linear["ms"] * 1e6, 2 * 33 * 24 * 40, delta=1)
+        self.assertAlmostEqual(linear["gb_per_s"] * linear["ms"] * 1e6, 4 * (33 * 24 + 24 * 40 + 40 + 33 * 40), delta=1)
+        out, _ = self.call("bench", "norm", "--length", "5", "--seconds", "0.001", "--dtype", "bf16")
+        self.assertRegex(out.decode(), r"norm, RMS, gated +backward +cpu_\w+ +\S+ +\S+ +\S+ +\S+ +- +\S+ % of copy\n")
+        self.assertNotIn("gdn2", out.decode())
 
     def test_info(self):
         result = json.loads(self.call("info", "--json", "--threads", "2")[0])

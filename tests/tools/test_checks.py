@@ -374,6 +374,34 @@ def test_a_python_benchmark_of_all_rows_passes(tree):
     assert tree.findings(check_catalogue) == []
 
 
+def small_neighbour(tree):
+    small_catalogue(tree)
+    tree.write("include/fastweight/neighbours.h", "#define FW_DECLARE_VERBS(op) int op\nFW_DECLARE_VERBS(norm);\n")
+    tree.write("docs/operators/norm.md", "# norm\n")
+    tree.write("src/cli/neighbour_case.cpp", 'Kind kinds[] = {{"norm", 1}};\n')
+
+
+def test_a_complete_neighbour_passes(tree):
+    small_neighbour(tree)
+    assert tree.findings(check_catalogue) == []
+
+
+@pytest.mark.parametrize("path, piece", [("docs/operators/norm.md", "docs/operators/norm.md"), ("src/cli/neighbour_case.cpp", "benchmark")])
+def test_a_neighbour_that_lacks_something_is_found(tree, path, piece):
+    small_neighbour(tree)
+    (tree.root / path).unlink()
+    only(tree.findings(check_catalogue), "norm", piece)
+
+
+@pytest.mark.parametrize("path, text", [("src/cli/neighbour_case.cpp", '// "norm"\n'), ("src/cli/verify.cpp", 'run("norm");\n'),
+                                        ("src/cli/neighbour_case.cpp", 'Kind kinds[] = {{"normal", 1}};\n')])
+def test_what_is_no_benchmark_of_a_neighbour_is_found(tree, path, text):
+    small_neighbour(tree)
+    (tree.root / "src/cli/neighbour_case.cpp").unlink()
+    tree.write(path, text)
+    only(tree.findings(check_catalogue), "norm: a benchmark is missing")
+
+
 def test_a_page_of_no_row_and_a_wrong_count_are_found(tree):
     small_catalogue(tree)
     tree.write("docs/operators/gone.md", "# gone\n")
