@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -125,6 +126,25 @@ TEST(Context, PoolRunsEveryTaskOnce) {
             &counts);
         for (const std::atomic<int> &count : counts) ASSERT_EQ(count.load(), 1);
       }
+    }
+  }
+}
+
+// Calls so far apart that the workers sleep, and tasks so long that the caller sleeps until they end.
+TEST(Context, PoolSleepsAndWakes) {
+  for (int32_t n_threads : {2, 5}) {
+    fw::ThreadPool pool(n_threads);
+    for (int repeat = 0; repeat < 8; ++repeat) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(repeat % 2 * 2));
+      std::vector<std::atomic<int>> counts(static_cast<size_t>(n_threads));
+      fw::ThreadPool::parallel_for(
+          &pool, n_threads,
+          [](void *task, int64_t i) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(i));
+            (*static_cast<std::vector<std::atomic<int>> *>(task))[static_cast<size_t>(i)]++;
+          },
+          &counts);
+      for (const std::atomic<int> &count : counts) ASSERT_EQ(count.load(), 1);
     }
   }
 }

@@ -212,7 +212,9 @@ void recurrent(fw_context &context, const Problem &p, void *memory) {
     for (int64_t i = 0; i <= slot; ++i) scratch.lay_out(ledger, p, cut.widest());
     return scratch;
   };
-  parallel_items(context, p.N * p.HV * cut.count, [&](int64_t slot, int64_t item) {
+  // two or three passes of multiply-adds over each head's state a row
+  const double work = 3.0 * static_cast<double>(p.B * p.R) * static_cast<double>(p.HV * p.K * p.V);
+  parallel_work(context, p.N * p.HV * cut.count, work, [&](int64_t slot, int64_t item) {
     const Panel panel = cut.at(item % cut.count);
     const int64_t head = item / cut.count;
     if (panel.count == 0) return;
