@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Laws that need no oracle, for every row, direction and implementation of this machine: splitting, packing,
 // causality, chunk = recurrent, permutations, layouts, repeats and threads. "Same bits" is meant literally.
+#include <stdlib.h>
+
 #include <thread>
 
 #include "harness_pieces.hpp"
@@ -262,7 +264,7 @@ TEST(Laws, RepeatsAndThreadsGiveTheSameBits) {
     s.B = 2, s.T = 35;
     rows.push_back(s);
     // one head and many columns: threads take parts of its values
-    s.B = 1, s.H = 1, s.group = 1, s.T = 19, s.V = 139;
+    s.B = 1, s.H = 1, s.group = 1, s.T = 19, s.K = 40, s.V = 139;
     if (s.op != FW_OP_BY_AXES) rows.push_back(s);
   }
   for (const Spec &row : rows) {
@@ -292,6 +294,30 @@ TEST(Laws, RepeatsAndThreadsGiveTheSameBits) {
     }
   }
   EXPECT_GT(n_tasks, 0);
+}
+
+// Fewer heads than threads: the threads share a head's chunks and value panels, over several segments of 64 rows, in packs
+// of unequal lengths too. The workspace is what the query of that number of threads asks for, between guards.
+TEST(Laws, ThreadsThatShareHeadsGiveTheSameBits) {
+  const bool is_short = getenv("FW_TEST_SHORT") != nullptr;
+  for (const Spec &row : law_rows()) {
+    for (const Path &path : paths(FW_BACKWARD)) {
+      for (bool is_packed : {false, true}) {
+        Spec spec = row;
+        spec.T = 150, spec.H = 1, spec.group = 2, spec.K = 33, spec.V = 70, spec.form = path.form;
+        if (has_gate_tensor(spec)) spec.gate_input = FW_GATE_INPUT_SOFTPLUS, spec.parameters = 1;
+        if (is_packed) spec.pack = 3, spec.offsets = {0, 70, 70, 131};
+        const Operands all = rounded_operands(spec);
+        const Outputs alone = run_call(Context(path.impl.c_str(), 1), spec, all, FW_BACKWARD);
+        ASSERT_EQ(alone.status, FW_OK) << alone.error;
+        for (int32_t n_threads : {4, 2, 7}) {
+          if (is_short && n_threads != 4) continue;
+          expect_same_bits(alone, run_call(Context(path.impl.c_str(), n_threads), spec, all, FW_BACKWARD),
+                           std::to_string(n_threads) + " threads, " + path.impl + ": " + text(spec));
+        }
+      }
+    }
+  }
 }
 
 // One context, called from several threads at once.

@@ -106,14 +106,20 @@ void pack_chunk(const Problem &p, const Rows &r, const Panel &panel, Chunk &c);
 // The scores and the decayed rows of a packed chunk.
 void score_chunk(const Problem &p, int64_t rows, Chunk &c);
 
-// to[:] += sum_{j < n} factor[j * stride] * row_j[:], j upward; width a multiple of kLanes.
-void add_rows(int64_t n, const float *factor, int64_t stride, const float *rows, int64_t width, float *to);
+// Some of the W columns of a chunk and its state, whole vectors. Columns do not meet in what takes them.
+struct Columns {
+  int64_t first, width;
+};
 
-// Solves for what each row writes: u (shared: v' - x S - ..., in place over v') and w (independent). from_x: reads_x
-// S.
-void solve_rows(const Problem &p, int64_t rows, const float *from_x, Chunk &c);
+// to[:] += sum_{j < n} factor[j * stride] * rows[j * pitch + :], j upward; width a multiple of kLanes.
+void add_rows(int64_t n, const float *factor, int64_t stride, const float *rows, int64_t pitch, int64_t width,
+              float *to);
+
+// Solves for what each row writes: u (shared: v' - x S - ..., in place over v') and w (independent).
+// from_x: [C,W] reads_x S.
+void solve_rows(const Problem &p, int64_t rows, const float *from_x, const Columns &columns, Chunk &c);
 
 // S = D_{1:C} S + ends_k^T u + ends_b^T w.
-void advance_state(const Problem &p, int64_t rows, const Chunk &c, float *state);
+void advance_state(const Problem &p, int64_t rows, const Chunk &c, const Columns &columns, float *state);
 
 }  // namespace fw::FW_LEVEL

@@ -56,6 +56,7 @@ void load_head_row(const fw_tensor &t, int64_t batch, int64_t row, int64_t head,
 }
 
 void load_gate_parameters(const Problem &p, int64_t hv, Chunk &c) {
+  if (!given(p.a_log) && !given(p.dt_bias)) return;
   const int64_t n = p.gate == FW_GATE_VECTOR ? p.K : 1;
   for (int64_t i = 0; i < c.Kp; ++i) {
     c.parameters[i] = i < n && given(p.a_log) ? load_f32(p.a_log.data, p.a_log.dtype, hv * p.a_log.strides[0]) : 0.0f;
@@ -281,13 +282,14 @@ struct Score {
 
 void score_chunk(const Problem &p, int64_t rows, Chunk &c) { dispatch<Score>(p, rows, c); }
 
-void add_rows(int64_t n, const float *factor, int64_t stride, const float *rows, int64_t width, float *to) {
+void add_rows(int64_t n, const float *factor, int64_t stride, const float *rows, int64_t pitch, int64_t width,
+              float *to) {
   int64_t d = 0;
   for (; d + 4 * kLanes <= width; d += 4 * kLanes) {
     Vec s0 = load(to + d), s1 = load(to + d + kLanes), s2 = load(to + d + 2 * kLanes), s3 = load(to + d + 3 * kLanes);
     for (int64_t j = 0; j < n; ++j) {
       const Vec x = splat(factor[j * stride]);
-      const float *row = rows + j * width + d;
+      const float *row = rows + j * pitch + d;
       s0 = fma(x, load(row), s0);
       s1 = fma(x, load(row + kLanes), s1);
       s2 = fma(x, load(row + 2 * kLanes), s2);
@@ -300,38 +302,42 @@ void add_rows(int64_t n, const float *factor, int64_t stride, const float *rows,
   }
   for (; d < width; d += kLanes) {
     Vec sum = load(to + d);
-    for (int64_t j = 0; j < n; ++j) sum = fma(splat(factor[j * stride]), load(rows + j * width + d), sum);
+    for (int64_t j = 0; j < n; ++j) sum = fma(splat(factor[j * stride]), load(rows + j * pitch + d), sum);
     store(to + d, sum);
   }
 }
 
-void solve_rows(const Problem &p, int64_t rows, const float *from_x, Chunk &c) {
-  const int64_t W = c.W;
+void solve_rows(const Problem &p, int64_t rows, const float *from_x, const Columns &columns, Chunk &c) {
+  const int64_t W = c.W, width = columns.width;
+  const float *us = c.u + columns.first, *ws = c.w + columns.first;
   for (int64_t i = 0; i < rows; ++i) {
-    const float *from = from_x + i * W;
+    const float *from = from_x + i * W + columns.first;
     if (is_shared(p.erase)) {
       float z[recurrence::kMaxWidth];  // what row i erases
-      memcpy(z, from, static_cast<size_t>(W) * 4);
-      add_rows(i, c.xk + i * kChunk, 1, c.u, W, z);
-      float *u = c.u + i * W;
-      for (int64_t d = 0; d < W; d += kLanes) store(u + d, load(u + d) - load(z + d));
+      memcpy(z, from, static_cast<size_t>(width) * 4);
+      add_rows(i, c.xk + i * kChunk, 1, us, W, width, z);
+      float *u = c.u + i * W + columns.first;
+      for (int64_t d = 0; d < width; d += kLanes) store(u + d, load(u + d) - load(z + d));
     }
     if (p.erase == FW_ERASE_INDEPENDENT) {
-      float *w = c.w + i * W;
-      memcpy(w, from, static_cast<size_t>(W) * 4);
-      add_rows(i, c.xk + i * kChunk, 1, c.u, W, w);
-      add_rows(i, c.xb + i * kChunk, 1, c.w, W, w);
+      float *w = c.w + i * W + columns.first;
+      memcpy(w, from, static_cast<size_t>(width) * 4);
+      add_rows(i, c.xk + i * kChunk, 1, us, W, width, w);
+      add_rows(i, c.xb + i * kChunk, 1, ws, W, width, w);
     }
   }
 }
 
-void advance_state(const Problem &p, int64_t rows, const Chunk &c, float *state) {
+void advance_state(const Problem &p, int64_t rows, const Chunk &c, const Columns &columns, float *state) {
+  const int64_t W = c.W, first = columns.first, width = columns.width;
   if (p.gate == FW_GATE_NONE) {
-    gemm_nn<Keep::kAll>(p.K, c.W, rows, c.ends_k, 1, c.Kp, c.u, c.W, state, c.W);
+    gemm_nn<Keep::kAll>(p.K, width, rows, c.ends_k, 1, c.Kp, c.u + first, W, state + first, W);
   } else {
-    gemm_nn<Keep::kScaled>(p.K, c.W, rows, c.ends_k, 1, c.Kp, c.u, c.W, state, c.W, c.total);
+    gemm_nn<Keep::kScaled>(p.K, width, rows, c.ends_k, 1, c.Kp, c.u + first, W, state + first, W, c.total);
   }
-  if (p.erase == FW_ERASE_INDEPENDENT) gemm_nn<Keep::kAll>(p.K, c.W, rows, c.ends_b, 1, c.Kp, c.w, c.W, state, c.W);
+  if (p.erase == FW_ERASE_INDEPENDENT) {
+    gemm_nn<Keep::kAll>(p.K, width, rows, c.ends_b, 1, c.Kp, c.w + first, W, state + first, W);
+  }
 }
 
 }  // namespace fw::FW_LEVEL

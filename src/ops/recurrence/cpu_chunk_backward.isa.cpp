@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chunk backward on the CPU.
 //
-// Plan: one task a (sequence, query/key head); it owns every gradient of that head and of the value heads of its
-// group, so nothing is summed across tasks. Segments of 64 rows are visited from the last to the first: the states at
-// the start of its four chunks are recomputed from the state saved by the forward, then each chunk is reversed with
-// the gradient of the state at its end, which it replaces by the one at its start. Gradients of q, k, p, a, b,
-// erase_gate are gathered in fp32 over the group and stored once a segment. Scratch a slot: (4 + group) states K*W,
-// 4*32*W writes, 6*64*K gathered rows: 700 KB at K = V = 128.
-#include "cpu/activation.hpp"
-#include "ops/recurrence/cpu_chunk_forward.hpp"
-#include "ops/recurrence/cpu_reverse.hpp"
+// Plan: the segments of 64 rows of a head are visited from the last to the first. Of each, the four chunks are packed
+// and scored and the states at their starts rebuilt from the one that the forward saved; then the gradients of what
+// the rows write and of the state run backward through the chunks; last, products over all columns give the gradients
+// of scores, reads and ends of each chunk, and these the gradients that leave. With at least as many (sequence,
+// query/key head) as threads a task is a head. With fewer a task is a segment of a head: only the middle part needs
+// the segment after it, and hands the state's gradient on value panel by value panel, so the tasks run at the same
+// time but for a panel. Every number comes from the same operations in the same order either way. Scratch a slot: (4
+// + group) states K*W, four packed chunks, 9*16*K: 1.1 MB at K = V = 128; with segments as tasks 8 states, and the
+// group's are outside the slot.
+#include "ops/recurrence/cpu_chunk_backward.hpp"
+#include "cpu/progress.hpp"
 
 namespace fw::FW_LEVEL {
 
@@ -19,41 +21,11 @@ uint64_t chunk_forward_workspace(const fw_context &context, const Problem &p);
 namespace {
 
 using recurrence::kSegmentRows;
-constexpr int64_t kChunks = kSegmentRows / kChunk;
 
-struct Scratch {
-  Chunk chunk;
-  ReverseChunk reverse;
-  float *states[kChunks];  // [K,W] at the start of each chunk of a segment
-  float *writes[kChunks];  // [2C,W]: u then w
-  float *d_state;          // [group,K,W]
-  float *d_o, *d_u, *d_z;  // [C,W]; d_z: minus the gradient of v' (shared) or that of w (independent)
-  float *sums;             // [C,W], with the normaliser
-  float *gathered[4];      // [kSegmentRows,Kp]: q, k, p or a, erase_gate or b
-  float *gate_sums;        // [2,Kp]: d_a_log, d_dt_bias of a head
-  float *row;              // [max(Kp,W)]
-
-  FW_NOINLINE void lay_out(Ledger &ledger, const Problem &p) {
-    const int64_t Kp = pad_lanes(p.K), W = pad_lanes(p.V + (p.has_normalizer ? 1 : 0));
-    chunk.lay_out(ledger, p, W, true);
-    reverse.lay_out(ledger, p);
-    for (float *&state : states) state = ledger.take<float>(p.K * W);
-    for (float *&write : writes) write = ledger.take<float>(2 * kChunk * W);
-    d_state = ledger.take<float>(p.group() * p.K * W);
-    d_o = ledger.take<float>(kChunk * W);
-    d_u = ledger.take<float>(kChunk * W);
-    d_z = ledger.take<float>(kChunk * W);
-    sums = ledger.take<float>(kChunk * W);
-    for (float *&rows : gathered) rows = ledger.take<float>(kSegmentRows * Kp);
-    gate_sums = ledger.take<float>(2 * Kp);
-    row = ledger.take<float>(recurrence::kMaxWidth);
-  }
-};
-
-// What outlives a slot: saved states when the caller brought none, and the heads' gate parameter gradients.
+// What outlives a head: saved states when the caller brought none, and the heads' gate parameter gradients.
 struct Shared {
   float *saved;
-  float *gate_parts;  // [N,HV,1 + gate width]: d_a_log, d_dt_bias of one sequence
+  float *gate_parts;  // [N,HV,1 + K]: d_a_log, d_dt_bias of one sequence
   FW_NOINLINE void lay_out(Ledger &ledger, const Problem &p) {
     saved = nullptr;
     if (!p.saved) saved = ledger.take<float>(static_cast<int64_t>(recurrence::saved_bytes(p) / 4));
@@ -62,60 +34,134 @@ struct Shared {
   }
 };
 
-// d_o of the chunk's rows, times scale; through the normaliser when there is one (sums: the undivided outputs).
-void load_d_o(const Problem &p, const Rows &where, const Panel &panel, const float *sums, int64_t W, float *d_o) {
-  for (int64_t i = 0; i < where.rows; ++i) {
-    float *row = d_o + i * W;
-    const int64_t at = where.first_row + i;
-    if (!given(p.d_o) || at % p.n_sub != p.n_sub - 1) {
-      memset(row, 0, static_cast<size_t>(W) * 4);
-      continue;
-    }
-    load_head_row(p.d_o, where.batch, at / p.n_sub, where.hv, p.V, W, row);
-    if (panel.has_sum) {
-      // o = n / d with n = scale * sum and d = scale * sum[V] + 1e-10: dn = do / d, dd = -sum_v do_v o_v / d
-      const float *sum = sums + i * W;
-      const float divisor = p.scale_f32 * sum[p.V] + 1e-10f;
-      float d_divisor = 0;
-      for (int64_t v = 0; v < p.V; ++v) {
-        row[v] /= divisor;
-        d_divisor -= row[v] * (p.scale_f32 * sum[v]) / divisor;
-      }
-      row[p.V] = d_divisor;
-    }
-    scale_row(row, p.scale_f32, W, row);
+// One segment of a (sequence, query/key head).
+struct Span {
+  int64_t n, h, batch, first_row, rows, slot;
+  int64_t chunks() const { return (rows + kChunk - 1) / kChunk; }
+  Rows chunk(int64_t index, int64_t hv) const {
+    const int64_t at = index * kChunk;
+    return {batch, first_row + at, rows - at < kChunk ? rows - at : kChunk, hv};
+  }
+};
+
+int64_t segments_of(const Problem &p, int64_t n) {
+  const Segment segment = fw::segment(p.cu_seqlens, p.T, n);
+  return ((segment.end - segment.begin) * p.n_sub + kSegmentRows - 1) / kSegmentRows;
+}
+
+// The segment that has `later` others after it; without rows when the sequence is shorter.
+Span span_at(const Problem &p, int64_t n, int64_t h, int64_t later) {
+  const Segment segment = fw::segment(p.cu_seqlens, p.T, n);
+  const int64_t begin = segment.begin * p.n_sub, end = segment.end * p.n_sub, i = segments_of(p, n) - 1 - later;
+  if (i < 0) return {n, h, segment.batch, begin, 0, 0};
+  const int64_t first_row = begin + i * kSegmentRows, rest = end - first_row;
+  return {
+      n, h, segment.batch, first_row, rest < kSegmentRows ? rest : kSegmentRows, recurrence::saved_slot(p, n) + i};
+}
+
+void prepare(const Problem &p, const Rows &where, Part &part) {
+  load_gate_parameters(p, where.hv, part.chunk);
+  pack_chunk(p, where, {0, p.V, p.has_normalizer}, part.chunk);
+  score_chunk(p, where.rows, part.chunk);
+  if (!p.has_normalizer) load_d_o(p, where, part);
+}
+
+void copy_columns(const Problem &p, const Columns &columns, int64_t W, const float *from, float *to) {
+  for (int64_t k = 0; k < p.K; ++k) {
+    const int64_t at = k * W + columns.first;
+    memcpy(to + at, from + at, static_cast<size_t>(columns.width) * 4);
   }
 }
 
-// Gradients of u, w (through the triangle) and of the state, from d_o and the state's gradient at the chunk's end.
-void reverse_products(const Problem &p, int64_t rows, const float *state, float *d_state, Scratch &s) {
-  const bool erases = p.erase != FW_ERASE_NONE, is_independent = p.erase == FW_ERASE_INDEPENDENT;
-  const Chunk &c = s.chunk;
-  ReverseChunk &r = s.reverse;
-  const int64_t K = p.K, Kp = c.Kp, W = c.W;
-  gemm_nn<Keep::kNothing>(rows, W, K, c.ends_k, Kp, 1, d_state, W, s.d_u, W);
-  if (is_independent) gemm_nn<Keep::kNothing>(rows, W, K, c.ends_b, Kp, 1, d_state, W, s.d_z, W);
-  for (int64_t i = rows - 1; i >= 0; --i) {
-    const int64_t diagonal = i * kChunk + i, below = diagonal + kChunk, later = rows - 1 - i;
-    float *d_u = s.d_u + i * W, *d_z = s.d_z + i * W;
-    if (is_independent) {
-      add_rows(later + 1, c.qb + diagonal, kChunk, s.d_o + i * W, W, d_z);
-      add_rows(later, c.xb + below, kChunk, d_z + W, W, d_z);
+// The states at the starts of the chunks, what the rows write and, with the normaliser, the undivided outputs.
+void rebuild(const Problem &p, const Span &span, int64_t hv, const Columns &columns, const float *saved,
+             HeadScratch &head) {
+  const int64_t first = columns.first, width = columns.width, K = p.K, W = head.parts[0].chunk.W;
+  copy_from_saved(p, span.slot, hv, W, columns, saved, head.parts[0].state);
+  for (int64_t index = 0; index < span.chunks(); ++index) {
+    Part &part = head.parts[index];
+    Chunk &c = part.chunk;
+    const int64_t rows = span.chunk(index, hv).rows;
+    const float *state = part.state + first;
+    if (p.erase != FW_ERASE_NONE) {
+      gemm_nn<Keep::kNothing>(rows, width, K, c.reads_x, c.Kp, 1, state, W, part.d_u + first, W);
     }
-    add_rows(later + 1, c.qk + diagonal, kChunk, s.d_o + i * W, W, d_u);
-    if (erases) add_rows(later, c.xk + below, kChunk, d_z + W, W, d_u);
-    if (erases && !is_independent) scale_row(d_u, -1.0f, W, d_z);
+    solve_rows(p, rows, part.d_u, columns, c);
+    if (p.has_normalizer) {
+      gemm_nn<Keep::kNothing>(rows, width, K, c.reads_q, c.Kp, 1, state, W, part.sums + first, W);
+      for (int64_t i = 0; i < rows; ++i) {
+        add_rows(i + 1, c.qk + i * kChunk, 1, c.u + first, W, width, part.sums + i * W + first);
+      }
+    }
+    if (index + 1 == span.chunks()) break;
+    float *next = head.parts[index + 1].state;
+    copy_columns(p, columns, W, part.state, next);
+    advance_state(p, rows, c, columns, next);
   }
-  gemm_nt(rows, rows, W, s.d_o, W, c.u, W, r.d_qk, kChunk, false);
-  gemm_nt(rows, K, W, s.d_o, W, state, W, r.d_reads_q, Kp, false);
+}
+
+// All of a segment that does not depend on the gradient of the state at its end.
+void prepare_segment(const Problem &p, const Span &span, int64_t hv, const Columns &columns, const float *saved,
+                     HeadScratch &head) {
+  for (int64_t index = 0; index < span.chunks(); ++index) prepare(p, span.chunk(index, hv), head.parts[index]);
+  rebuild(p, span, hv, columns, saved, head);
+  if (!p.has_normalizer) return;
+  for (int64_t index = 0; index < span.chunks(); ++index) load_d_o(p, span.chunk(index, hv), head.parts[index]);
+}
+
+// Gradients of u and w, from d_o and the state's gradient at the chunk's end.
+void reverse_columns(const Problem &p, int64_t rows, const Columns &columns, const float *d_state, Part &part) {
+  const bool erases = p.erase != FW_ERASE_NONE, is_independent = p.erase == FW_ERASE_INDEPENDENT;
+  const Chunk &c = part.chunk;
+  const int64_t K = p.K, Kp = c.Kp, W = c.W, first = columns.first, width = columns.width;
+  gemm_nn<Keep::kNothing>(rows, width, K, c.ends_k, Kp, 1, d_state + first, W, part.d_u + first, W);
+  if (is_independent) {
+    gemm_nn<Keep::kNothing>(rows, width, K, c.ends_b, Kp, 1, d_state + first, W, part.d_z + first, W);
+  }
+  for (int64_t i = rows - 1; i >= 0; --i) {
+    const int64_t diagonal = i * kChunk + i, below = diagonal + kChunk, later = rows - 1 - i, at = i * W + first;
+    const float *d_o = part.d_o + at;
+    float *d_u = part.d_u + at, *d_z = part.d_z + at;
+    if (is_independent) {
+      add_rows(later + 1, c.qb + diagonal, kChunk, d_o, W, width, d_z);
+      add_rows(later, c.xb + below, kChunk, d_z + W, W, width, d_z);
+    }
+    add_rows(later + 1, c.qk + diagonal, kChunk, d_o, W, width, d_u);
+    if (erases) add_rows(later, c.xk + below, kChunk, d_z + W, W, width, d_u);
+    if (erases && !is_independent) scale_row(d_u, -1.0f, width, d_z);
+  }
+}
+
+// The state's gradient from the chunk's end to its start.
+void retreat_state(const Problem &p, int64_t rows, const Columns &columns, const Part &part, float *d_state) {
+  const Chunk &c = part.chunk;
+  const int64_t W = c.W, first = columns.first, width = columns.width;
+  const float *d_o = part.d_o + first, *d_z = part.d_z + first;
+  d_state += first;
+  if (p.gate == FW_GATE_NONE) {
+    gemm_nn<Keep::kAll>(p.K, width, rows, c.reads_q, 1, c.Kp, d_o, W, d_state, W);
+  } else {
+    gemm_nn<Keep::kScaled>(p.K, width, rows, c.reads_q, 1, c.Kp, d_o, W, d_state, W, c.total);
+  }
+  if (p.erase != FW_ERASE_NONE) gemm_nn<Keep::kAll>(p.K, width, rows, c.reads_x, 1, c.Kp, d_z, W, d_state, W);
+}
+
+// Products over all columns: gradients of scores, reads, ends and of the decay of the whole chunk.
+void reverse_rows(const Problem &p, int64_t rows, const Part &part, const float *d_state, ReverseChunk &r) {
+  const bool erases = p.erase != FW_ERASE_NONE, is_independent = p.erase == FW_ERASE_INDEPENDENT;
+  const Chunk &c = part.chunk;
+  const int64_t K = p.K, Kp = c.Kp, W = c.W;
+  const float *state = part.state;
+  gemm_nt(rows, rows, W, part.d_o, W, c.u, W, r.d_qk, kChunk, false);
+  gemm_nt(rows, K, W, part.d_o, W, state, W, r.d_reads_q, Kp, false);
   gemm_nt(rows, K, W, c.u, W, d_state, W, r.d_k, Kp, false);
   if (erases) {
-    gemm_nt(rows, rows, W, s.d_z, W, c.u, W, r.d_xk, kChunk, false);
-    gemm_nt(rows, K, W, s.d_z, W, state, W, r.d_reads_x, Kp, false);
+    gemm_nt(rows, rows, W, part.d_z, W, c.u, W, r.d_xk, kChunk, false);
+    gemm_nt(rows, K, W, part.d_z, W, state, W, r.d_reads_x, Kp, false);
   }
   if (is_independent) {
-    gemm_nt(rows, rows, W, s.d_o, W, c.w, W, r.d_qb, kChunk, false);
-    gemm_nt(rows, rows, W, s.d_z, W, c.w, W, r.d_xb, kChunk, false);
+    gemm_nt(rows, rows, W, part.d_o, W, c.w, W, r.d_qb, kChunk, false);
+    gemm_nt(rows, rows, W, part.d_z, W, c.w, W, r.d_xb, kChunk, false);
     gemm_nt(rows, K, W, c.w, W, d_state, W, r.d_b, Kp, false);
   }
   for (int64_t i = 0; i < rows; ++i) {  // gemm_nt leaves the padding of K alone
@@ -125,251 +171,160 @@ void reverse_products(const Problem &p, int64_t rows, const float *state, float 
   if (p.gate != FW_GATE_NONE) {
     for (int64_t d = 0; d < Kp; ++d) r.d_total[d] = d < K ? dot(W, state + d * W, d_state + d * W) : 0.0f;
   }
-  if (p.gate == FW_GATE_NONE) {
-    gemm_nn<Keep::kAll>(K, W, rows, c.reads_q, 1, Kp, s.d_o, W, d_state, W);
-  } else {
-    gemm_nn<Keep::kScaled>(K, W, rows, c.reads_q, 1, Kp, s.d_o, W, d_state, W, c.total);
-  }
-  if (erases) gemm_nn<Keep::kAll>(K, W, rows, c.reads_x, 1, Kp, s.d_z, W, d_state, W);
 }
 
-void add_row(const float *x, int64_t padded, float *to) {
-  for (int64_t d = 0; d < padded; d += kLanes) store(to + d, load(to + d) + load(x + d));
+// From the gradients of what a chunk wrote and read to those that leave.
+void finish(const Problem &p, const Span &span, int64_t index, int64_t hv, const float *d_state, SlotScratch &slot,
+            HeadScratch &head) {
+  Part &part = head.parts[index];
+  const Rows where = span.chunk(index, hv);
+  reverse_rows(p, where.rows, part, d_state, slot.reverse);
+  reverse_scores(p, where.rows, part.chunk, slot.reverse);
+  store_value_head(p, where, index * kChunk, part, slot, head);
+  if ((hv + 1) % p.group() == 0) store_key_head(p, where, index * kChunk, slot, head);
 }
 
-// Stores what belongs to one value head (v, write_gate, beta, g) and gathers what belongs to the query/key head.
-void store_value_head(const Problem &p, const Rows &where, int64_t in_segment, Scratch &s) {
-  const Chunk &c = s.chunk;
-  const ReverseChunk &r = s.reverse;
-  const int64_t Kp = c.Kp, W = c.W, Vp = pad_lanes(p.V) < W ? pad_lanes(p.V) : W;
-  for (int64_t i = 0; i < where.rows; ++i) {
-    const int64_t at = where.first_row + i, token = at / p.n_sub, to = (in_segment + i) * Kp;
-    float *d_x = r.d_x + i * Kp, *d_u = s.d_u + i * W;
-    add_row(r.d_q + i * Kp, Kp, s.gathered[0] + to);
-    add_row(r.d_k + i * Kp, Kp, s.gathered[1] + to);
-    if (p.erase == FW_ERASE_INDEPENDENT) {
-      add_row(d_x, Kp, s.gathered[2] + to);
-      add_row(r.d_b + i * Kp, Kp, s.gathered[3] + to);
-    }
-    if (is_shared(p.erase)) {
-      // x = beta * erase_gate * key and v' = beta * write_gate * v, absent factors 1
-      const float *key = c.key + i * Kp, *v = c.v + i * W;
-      const float *erase_gate = given(p.erase_gate) ? c.erase_gate + i * Kp : nullptr;
-      const float *write_gate = given(p.write_gate) ? c.write_gate + i * W : nullptr;
-      const float beta = given(p.beta) ? c.beta[i] : 1.0f;
-      if (given(p.dbeta)) {
-        Vec sum = {};
-        for (int64_t d = 0; d < Kp; d += kLanes) {
-          sum = fma(load(d_x + d), erase_gate ? load(key + d) * load(erase_gate + d) : load(key + d), sum);
-        }
-        float of_v = 0;
-        for (int64_t d = 0; d < p.V; ++d) of_v = fma(d_u[d], write_gate ? v[d] * write_gate[d] : v[d], of_v);
-        float d_beta = sum_lanes(sum) + of_v;
-        if (p.beta_input != FW_BETA_INPUT_PLAIN) {
-          d_beta *= beta * (1.0f - (p.beta_input == FW_BETA_INPUT_SIGMOID_TWICE ? 0.5f * beta : beta));
-        }
-        store_f32(p.dbeta.data, p.dbeta.dtype, head_offset(p.dbeta, where.batch, at, where.hv), d_beta);
-      }
-      scale_row(d_x, beta, Kp, d_x);
-      scale_row(d_u, beta, W, d_u);
-      if (erase_gate) {
-        for (int64_t d = 0; d < Kp; d += kLanes) {
-          store(s.gathered[3] + to + d, fma(load(d_x + d), load(key + d), load(s.gathered[3] + to + d)));
-        }
-        multiply_row(d_x, erase_gate, Kp);
-      }
-      add_row(d_x, Kp, s.gathered[given(p.p) ? 2 : 1] + to);
-      if (write_gate) {
-        if (given(p.d_write_gate)) {
-          for (int64_t d = 0; d < Vp; d += kLanes) store(s.row + d, load(d_u + d) * load(v + d));
-          store_row(p.d_write_gate.data, p.d_write_gate.dtype,
-                    head_offset(p.d_write_gate, where.batch, token, where.hv), p.d_write_gate.strides[3], p.V, s.row);
-        }
-        multiply_row(d_u, write_gate, W);
-      }
-    }
-    if (given(p.dv))
-      store_row(p.dv.data, p.dv.dtype, head_offset(p.dv, where.batch, at, where.hv), p.dv.strides[3], p.V, d_u);
-    if (p.gate != FW_GATE_NONE) {
-      if (at % p.n_sub != 0 || p.has_fixed_gate) continue;
-      const int64_t n = p.gate == FW_GATE_VECTOR ? p.K : 1, stride = p.gate == FW_GATE_VECTOR ? Kp : 1;
-      float *d_g = r.d_g + i * stride;
-      float one_logit[kLanes] = {c.logits[i * stride]}, one_d_g[kLanes] = {d_g[0]};  // a scalar gate as a padded row
-      if (p.gate == FW_GATE_SCALAR) d_g = one_d_g;
-      if (p.gate_input != FW_GATE_INPUT_LOG_DECAY) {
-        const float *logits = p.gate == FW_GATE_SCALAR ? one_logit : c.logits + i * stride;
-        gate_grad_row(p.gate_input, logits, d_g, n, given(p.a_log) ? c.parameters : nullptr,
-                      given(p.dt_bias) ? c.parameters + Kp : nullptr, static_cast<float>(p.gate_normalizer),
-                      static_cast<float>(p.gate_lower_bound), d_g, given(p.a_log) ? s.gate_sums : nullptr,
-                      given(p.dt_bias) ? s.gate_sums + Kp : nullptr);
-      }
-      if (!given(p.dg)) continue;
-      const int64_t offset = head_offset(p.dg, where.batch, token, where.hv);
-      store_row(p.dg.data, p.dg.dtype, offset, p.gate == FW_GATE_VECTOR ? p.dg.strides[3] : 1, n, d_g);
-    }
-  }
-}
-
-// One gathered gradient row to its tensor, through the L2 norm of its input when there is one.
-void store_key_row(const Problem &p, const fw_tensor &d_t, const fw_tensor &t, bool is_normed, int64_t batch,
-                   int64_t row, int64_t h, float *d_row, float *scratch) {
-  if (!given(d_t)) return;
-  const int64_t Kp = pad_lanes(p.K);
-  if (is_normed) {
-    load_head_row(t, batch, row, h, p.K, Kp, scratch);
-    const float inverse_length = l2norm_row(scratch, Kp, 1e-6f, scratch);
-    l2norm_grad_row(scratch, inverse_length, d_row, Kp, d_row);
-  }
-  store_row(d_t.data, d_t.dtype, head_offset(d_t, batch, row, h), d_t.strides[3], p.K, d_row);
-}
-
-void store_key_head(const Problem &p, int64_t batch, int64_t first_row, int64_t rows, int64_t h, Scratch &s) {
-  const int64_t Kp = s.chunk.Kp;
-  for (int64_t i = 0; i < rows; ++i) {
-    const int64_t row = first_row + i, token = row / p.n_sub;
-    if (row % p.n_sub == p.n_sub - 1) {
-      store_key_row(p, p.dq, p.q, p.has_l2norm, batch, token, h, s.gathered[0] + i * Kp, s.row);
-    }
-    store_key_row(p, p.dk, p.k, p.has_l2norm, batch, row, h, s.gathered[1] + i * Kp, s.row);
-    if (p.erase == FW_ERASE_INDEPENDENT) {
-      store_key_row(p, p.da, p.a, false, batch, row, h, s.gathered[2] + i * Kp, s.row);
-      store_key_row(p, p.db, p.b, false, batch, row, h, s.gathered[3] + i * Kp, s.row);
-    } else if (p.erase != FW_ERASE_NONE) {
-      store_key_row(p, p.dp, p.p, p.has_l2norm, batch, row, h, s.gathered[2] + i * Kp, s.row);
-      store_key_row(p, p.d_erase_gate, p.erase_gate, false, batch, row, h, s.gathered[3] + i * Kp, s.row);
-    }
-  }
-}
-
-struct Backward {
-  const Problem &p;
-  const float *saved;
-  Scratch &s;
-  Panel panel;
-
-  // The states at the start of each chunk of a segment, and the rows that each chunk writes.
-  void recompute(const Segment &segment, int64_t n, int64_t hv, int64_t first_row, int64_t rows) {
-    Chunk &c = s.chunk;
-    const int64_t W = c.W, begin = segment.begin * p.n_sub;
-    copy_from_saved(p, recurrence::saved_slot(p, n) + (first_row - begin) / kSegmentRows, hv, panel, saved,
-                    s.states[0]);
-    for (int64_t i = 0, at = 0; at < rows; ++i, at += kChunk) {
-      const int64_t count = rows - at < kChunk ? rows - at : kChunk;
-      prepare({segment.batch, first_row + at, count, hv});
-      if (p.erase != FW_ERASE_NONE) {
-        gemm_nn<Keep::kNothing>(count, W, p.K, c.reads_x, c.Kp, 1, s.states[i], W, s.d_u, W);
-      }
-      solve_rows(p, count, s.d_u, c);
-      memcpy(s.writes[i], c.u, static_cast<size_t>(kChunk * W) * 4);
-      if (p.erase == FW_ERASE_INDEPENDENT) {
-        memcpy(s.writes[i] + kChunk * W, c.w, static_cast<size_t>(kChunk * W) * 4);
-      }
-      if (at + kChunk < rows) {
-        memcpy(s.states[i + 1], s.states[i], static_cast<size_t>(p.K * W) * 4);
-        advance_state(p, count, c, s.states[i + 1]);
-      }
-    }
-  }
-
-  void prepare(const Rows &where) {
-    pack_chunk(p, where, panel, s.chunk);
-    score_chunk(p, where.rows, s.chunk);
-  }
-
-  void reverse_chunk(const Rows &where, int64_t index, int64_t in_segment, float *d_state) {
-    Chunk &c = s.chunk;
-    const int64_t W = c.W;
-    memcpy(c.u, s.writes[index], static_cast<size_t>(kChunk * W) * 4);
-    if (p.erase == FW_ERASE_INDEPENDENT) {
-      memcpy(c.w, s.writes[index] + kChunk * W, static_cast<size_t>(kChunk * W) * 4);
-    }
-    if (panel.has_sum) {
-      gemm_nn<Keep::kNothing>(where.rows, W, p.K, c.reads_q, c.Kp, 1, s.states[index], W, s.sums, W);
-      for (int64_t i = 0; i < where.rows; ++i) add_rows(i + 1, c.qk + i * kChunk, 1, c.u, W, s.sums + i * W);
-    }
-    load_d_o(p, where, panel, s.sums, W, s.d_o);
-    reverse_products(p, where.rows, s.states[index], d_state, s);
-    reverse_scores(p, where.rows, c, s.reverse);
-    store_value_head(p, where, in_segment, s);
-  }
-
-  void run_group(int64_t n, int64_t h, float *gate_parts) {
-    const Segment segment = fw::segment(p.cu_seqlens, p.T, n);
-    const int64_t begin = segment.begin * p.n_sub, end = segment.end * p.n_sub, G = p.group();
-    const int64_t W = s.chunk.W, state_size = p.K * W;
-    for (int64_t r = 0; r < G; ++r) {
-      float *d_state = s.d_state + r * state_size;
-      load_state(p, p.d_final_state, n, h * G + r, panel, d_state);
-      if (r == 0) load_sum(p, p.d_final_z, n, h * G, panel, d_state);
-    }
-    if (gate_parts) memset(gate_parts + (n * p.HV + h * G) * (1 + p.K), 0, static_cast<size_t>(G * (1 + p.K)) * 4);
-    const int64_t n_segments = (end - begin + kSegmentRows - 1) / kSegmentRows;
-    for (int64_t i = n_segments - 1; i >= 0; --i) {
-      const int64_t first_row = begin + i * kSegmentRows;
-      const int64_t rows = end - first_row < kSegmentRows ? end - first_row : kSegmentRows;
-      for (float *gathered : s.gathered) memset(gathered, 0, static_cast<size_t>(kSegmentRows * s.chunk.Kp) * 4);
-      for (int64_t r = 0; r < G; ++r) {
-        const int64_t hv = h * G + r, last = (rows - 1) / kChunk;
-        load_gate_parameters(p, hv, s.chunk);
-        memset(s.gate_sums, 0, static_cast<size_t>(2 * s.chunk.Kp) * 4);
-        recompute(segment, n, hv, first_row, rows);
-        for (int64_t index = last; index >= 0; --index) {
-          const int64_t at = index * kChunk, count = rows - at < kChunk ? rows - at : kChunk;
-          const Rows where = {segment.batch, first_row + at, count, hv};
-          if (index != last) prepare(where);  // the last chunk is still packed
-          reverse_chunk(where, index, at, s.d_state + r * state_size);
-        }
-        if (gate_parts) add_gate_parts(gate_parts + (n * p.HV + hv) * (1 + p.K));
-      }
-      store_key_head(p, segment.batch, first_row, rows, h, s);
-    }
-    for (int64_t r = 0; r < G; ++r)
-      store_state(p, p.d_initial_state, n, h * G + r, panel, s.d_state + r * state_size);
-    if (panel.has_sum && given(p.d_initial_z)) {
-      for (int64_t r = 1; r < G; ++r) {
-        for (int64_t k = 0; k < p.K; ++k) s.d_state[k * W + p.V] += s.d_state[r * state_size + k * W + p.V];
-      }
-      store_sum(p, p.d_initial_z, n, h * G, panel, s.d_state);
-    }
-  }
-
-  void add_gate_parts(float *part) const {
-    const int64_t width = p.gate == FW_GATE_VECTOR ? p.K : 1;
+// The gate parameters' gradients of the chunks, from the last to the first.
+void add_gate_sums(const Problem &p, const Span &span, int64_t hv, const HeadScratch &head, float *gate_parts) {
+  if (!gate_parts) return;
+  float *to = gate_parts + (span.n * p.HV + hv) * (1 + p.K);
+  const int64_t width = p.gate == FW_GATE_VECTOR ? p.K : 1;
+  for (int64_t index = span.chunks() - 1; index >= 0; --index) {
+    const Part &part = head.parts[index];
     for (int64_t d = 0; d < width; ++d) {
-      part[0] += s.gate_sums[d];
-      part[1 + d] += s.gate_sums[s.chunk.Kp + d];
+      to[0] += part.gate_sums[d];
+      to[1 + d] += part.gate_sums[part.chunk.Kp + d];
     }
+  }
+}
+
+Panel all_columns(const Problem &p) { return {0, p.V, p.has_normalizer}; }
+
+void load_end(const Problem &p, int64_t n, int64_t h, HeadScratch &head) {
+  const Panel panel = all_columns(p);
+  for (int64_t r = 0; r < p.group(); ++r) {
+    float *d_state = head.d_state + r * p.K * panel.width();
+    load_state(p, p.d_final_state, n, h * p.group() + r, panel, d_state);
+    if (r == 0) load_sum(p, p.d_final_z, n, h * p.group(), panel, d_state);
+  }
+}
+
+void store_start(const Problem &p, int64_t n, int64_t h, HeadScratch &head) {
+  const Panel panel = all_columns(p);
+  const int64_t G = p.group(), W = panel.width(), size = p.K * W;
+  for (int64_t r = 0; r < G; ++r) store_state(p, p.d_initial_state, n, h * G + r, panel, head.d_state + r * size);
+  if (!panel.has_sum || !given(p.d_initial_z)) return;
+  for (int64_t r = 1; r < G; ++r) {
+    for (int64_t k = 0; k < p.K; ++k) head.d_state[k * W + p.V] += head.d_state[r * size + k * W + p.V];
+  }
+  store_sum(p, p.d_initial_z, n, h * G, panel, head.d_state);
+}
+
+// One task: a head from its last segment to its first.
+void run_head(const Problem &p, int64_t n, int64_t h, const Shared &shared, const float *saved, SlotScratch &slot,
+              HeadScratch &head) {
+  const int64_t G = p.group(), W = head.parts[0].chunk.W, n_segments = segments_of(p, n);
+  const Columns all = {0, W};
+  load_end(p, n, h, head);
+  for (int64_t later = 0; later < n_segments; ++later) {
+    const Span span = span_at(p, n, h, later);
+    for (int64_t r = 0; r < G; ++r) {
+      const int64_t hv = h * G + r;
+      float *d_state = head.d_state + r * p.K * W;
+      prepare_segment(p, span, hv, all, saved, head);
+      for (int64_t index = span.chunks() - 1; index >= 0; --index) {
+        Part &part = head.parts[index];
+        const Rows where = span.chunk(index, hv);
+        reverse_columns(p, where.rows, all, d_state, part);
+        finish(p, span, index, hv, d_state, slot, head);
+        retreat_state(p, where.rows, all, part, d_state);
+      }
+      add_gate_sums(p, span, hv, head, shared.gate_parts);
+    }
+  }
+  store_start(p, n, h, head);
+}
+
+// Whether threads share heads; below 32 x 64 numbers of state waiting for each other costs more than it saves.
+bool shares_heads(const fw_context &context, const Problem &p) {
+  return p.N * p.H < context.n_threads && p.K * p.V >= 2048;
+}
+
+// What the segments of a shared head hand on: the gradient of the state at the start of each, panel by panel.
+struct Handover {
+  int64_t n_panels, panel_width, W, size;
+  float *d_state;       // [N,HV,K,W]
+  Progress *panels;     // [N,HV,n_panels] segments done
+  Progress *gate_sums;  // [N,HV] segments added
+
+  Handover(const fw_context &context, const Problem &p, Ledger &ledger) {
+    W = all_columns(p).width();
+    size = p.K * W;
+    const int64_t n_heads = p.N * p.H, wanted = n_heads > 0 ? (context.n_threads + n_heads - 1) / n_heads : 1;
+    const int64_t most = (W + 31) / 32, count = wanted < most ? wanted : most;
+    panel_width = recurrence::pad_to((W + count - 1) / count, recurrence::kStatePad);
+    n_panels = (W + panel_width - 1) / panel_width;
+    d_state = ledger.take<float>(p.N * p.HV * size);
+    panels = ledger.take<Progress>(p.N * p.HV * n_panels);
+    gate_sums = ledger.take<Progress>(p.N * p.HV);
+  }
+  void reset(const Problem &p) {
+    for (int64_t i = 0; i < p.N * p.HV * n_panels; ++i) panels[i].reset();
+    for (int64_t i = 0; i < p.N * p.HV; ++i) gate_sums[i].reset();
+  }
+  Columns panel(int64_t i) const {
+    const int64_t first = i * panel_width, rest = W - first;
+    return {first, rest < panel_width ? rest : panel_width};
   }
 };
 
-// Sums the sequences' parts, in their order.
-void store_gate_parameters(const Problem &p, const float *parts) {
-  const int64_t width = p.gate == FW_GATE_VECTOR ? p.K : 1;
-  for (int64_t hv = 0; hv < p.HV; ++hv) {
-    for (int64_t d = 0; d < 1 + width; ++d) {
-      float sum = 0;
-      for (int64_t n = 0; n < p.N; ++n) sum += parts[(n * p.HV + hv) * (1 + p.K) + d];
-      if (d == 0) {
-        if (given(p.d_a_log)) store_f32(p.d_a_log.data, p.d_a_log.dtype, hv * p.d_a_log.strides[0], sum);
-      } else if (given(p.d_dt_bias)) {
-        const int64_t column = p.gate == FW_GATE_VECTOR ? (d - 1) * p.d_dt_bias.strides[1] : 0;
-        store_f32(p.d_dt_bias.data, p.d_dt_bias.dtype, hv * p.d_dt_bias.strides[0] + column, sum);
+// One task: a segment of a head that has `later` others after it.
+void run_segment(const Problem &p, int64_t n, int64_t h, int64_t later, const Shared &shared, const float *saved,
+                 const Handover &handover, SlotScratch &slot, HeadScratch &head) {
+  const int64_t G = p.group(), n_segments = segments_of(p, n), W = handover.W;
+  head.d_state = handover.d_state + (n * p.HV + h * G) * handover.size;
+  if (later == 0) load_end(p, n, h, head);
+  for (int64_t r = 0; r < G && later < n_segments; ++r) {
+    const Span span = span_at(p, n, h, later);
+    const int64_t hv = h * G + r, last = span.chunks() - 1;
+    float *d_state = head.d_state + r * handover.size;
+    prepare_segment(p, span, hv, {0, W}, saved, head);
+    for (int64_t i = 0; i < handover.n_panels; ++i) {
+      const Columns columns = handover.panel(i);
+      Progress &progress = handover.panels[(n * p.HV + hv) * handover.n_panels + i];
+      progress.await(later);
+      for (int64_t index = last; index >= 0; --index) {
+        Part &part = head.parts[index];
+        const int64_t rows = span.chunk(index, hv).rows;
+        copy_columns(p, columns, W, d_state, part.d_state);
+        reverse_columns(p, rows, columns, d_state, part);
+        retreat_state(p, rows, columns, part, d_state);
       }
+      progress.finish(later + 1);
     }
+    for (int64_t index = last; index >= 0; --index) {
+      finish(p, span, index, hv, head.parts[index].d_state, slot, head);
+    }
+    if (!shared.gate_parts) continue;
+    Progress &progress = handover.gate_sums[n * p.HV + hv];
+    progress.await(later);
+    add_gate_sums(p, span, hv, head, shared.gate_parts);
+    progress.finish(later + 1);
   }
+  if (later == n_segments - 1 || (later == 0 && n_segments == 0)) store_start(p, n, h, head);
 }
 
-void clear_tails(const Problem &p) {
-  clear_tail(p, p.dq, 1, p.H, p.K);
-  clear_tail(p, p.dk, p.n_sub, p.H, p.K);
-  clear_tail(p, p.dv, p.n_sub, p.HV, p.V);
-  clear_tail(p, p.da, 1, p.H, p.K);
-  clear_tail(p, p.db, 1, p.H, p.K);
-  clear_tail(p, p.dp, 1, p.H, p.K);
-  clear_tail(p, p.d_erase_gate, 1, p.H, p.K);
-  clear_tail(p, p.d_write_gate, 1, p.HV, p.V);
-  clear_tail(p, p.dg, 1, p.HV, p.gate == FW_GATE_VECTOR ? p.K : 0);
-  clear_tail(p, p.dbeta, p.n_sub, p.HV, 0);
+uint64_t scratch_bytes(const fw_context &context, const Problem &p) {
+  Ledger ledger(nullptr);
+  const bool is_shared = shares_heads(context, p);
+  if (is_shared) Handover(context, p, ledger);
+  HeadScratch head;
+  SlotScratch slot;
+  for (int32_t i = 0; i < context.n_threads; ++i) {
+    head.lay_out(ledger, p, is_shared);
+    slot.lay_out(ledger, p);
+  }
+  return ledger.overflow() ? UINT64_MAX : ledger.bytes();
 }
 
 // The forward that fills the saved states and nothing else.
@@ -385,14 +340,12 @@ Problem states_only(const Problem &p, float *saved) {
 
 uint64_t chunk_backward_workspace(const fw_context &context, const Problem &p) {
   if (recurrence::saved_bytes(p) == UINT64_MAX) return UINT64_MAX;
-  Ledger ledger(nullptr), slots(nullptr);
+  Ledger ledger(nullptr);
   Shared shared;
   shared.lay_out(ledger, p);
-  Scratch scratch;
-  for (int32_t slot = 0; slot < context.n_threads; ++slot) scratch.lay_out(slots, p);
   const uint64_t forward = p.saved ? 0 : chunk_forward_workspace(context, states_only(p, nullptr));
-  const uint64_t most = forward > slots.bytes() ? forward : slots.bytes();
-  if (ledger.overflow() || slots.overflow() || forward == UINT64_MAX) return UINT64_MAX;
+  const uint64_t own = scratch_bytes(context, p), most = forward > own ? forward : own;
+  if (ledger.overflow() || most == UINT64_MAX) return UINT64_MAX;
   return ledger.bytes() + most + 64;
 }
 
@@ -401,18 +354,42 @@ void chunk_backward(fw_context &context, const Problem &p, void *memory) {
   Shared shared;
   shared.lay_out(ledger, p);
   const float *saved = static_cast<const float *>(p.saved);
-  char *slots = ledger.take<char>(0);
+  char *scratch = ledger.take<char>(0);
   if (!saved) {
-    chunk_forward(context, states_only(p, shared.saved), slots);
+    chunk_forward(context, states_only(p, shared.saved), scratch);
     saved = shared.saved;
   }
-  parallel_items(context, p.N * p.H, [&](int64_t slot, int64_t item) {
-    Ledger own(slots);
-    Scratch scratch;
-    for (int64_t i = 0; i <= slot; ++i) scratch.lay_out(own, p);
-    Backward backward{p, saved, scratch, {0, p.V, p.has_normalizer}};
-    backward.run_group(item / p.H, item % p.H, shared.gate_parts);
-  });
+  if (shared.gate_parts) memset(shared.gate_parts, 0, static_cast<size_t>(p.N * p.HV * (1 + p.K)) * 4);
+  const bool is_shared = shares_heads(context, p);
+  Ledger rest(scratch);
+  const auto run = [&](int64_t n_items, auto &&f) {
+    parallel_items(context, n_items, [&](int64_t slot, int64_t item) {
+      Ledger own = rest;
+      HeadScratch head;
+      SlotScratch slot_scratch;
+      for (int64_t i = 0; i <= slot; ++i) {
+        head.lay_out(own, p, is_shared);
+        slot_scratch.lay_out(own, p);
+      }
+      f(item, slot_scratch, head);
+    });
+  };
+  const int64_t n_heads = p.N * p.H;
+  if (is_shared) {
+    Handover handover(context, p, rest);
+    handover.reset(p);
+    int64_t n_segments = 1;
+    for (int64_t n = 0; n < p.N; ++n) n_segments = segments_of(p, n) > n_segments ? segments_of(p, n) : n_segments;
+    // a segment waits for the one after it, which has a lower number and so was claimed before
+    run(n_segments * n_heads, [&](int64_t item, SlotScratch &slot, HeadScratch &head) {
+      const int64_t of_head = item % n_heads;
+      run_segment(p, of_head / p.H, of_head % p.H, item / n_heads, shared, saved, handover, slot, head);
+    });
+  } else {
+    run(n_heads, [&](int64_t item, SlotScratch &slot, HeadScratch &head) {
+      run_head(p, item / p.H, item % p.H, shared, saved, slot, head);
+    });
+  }
   if (shared.gate_parts) store_gate_parameters(p, shared.gate_parts);
   clear_tails(p);
 }

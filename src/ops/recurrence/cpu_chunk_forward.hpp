@@ -21,14 +21,15 @@ inline void copy_to_saved(const Problem &p, int64_t slot, int64_t hv, const Pane
   }
 }
 
-// state: [K,W] of the panel that holds all columns.
-inline void copy_from_saved(const Problem &p, int64_t slot, int64_t hv, const Panel &panel, const float *saved,
-                            float *state) {
+// state: [K,W] of all columns, of which some are filled.
+inline void copy_from_saved(const Problem &p, int64_t slot, int64_t hv, int64_t W, const Columns &columns,
+                            const float *saved, float *state) {
   const float *from = saved_state(p, slot, hv, const_cast<float *>(saved));
-  const int64_t W = panel.width(), width = recurrence::saved_width(p), used = panel.count + (panel.has_sum ? 1 : 0);
+  const int64_t width = recurrence::saved_width(p), used = p.V + (p.has_normalizer ? 1 : 0);
+  const int64_t first = columns.first, end = first + columns.width, last = end < used ? end : used;
   for (int64_t k = 0; k < p.K; ++k) {
-    memcpy(state + k * W, from + k * width, static_cast<size_t>(used) * 4);
-    for (int64_t d = used; d < W; ++d) state[k * W + d] = 0.0f;
+    if (last > first) memcpy(state + k * W + first, from + k * width + first, static_cast<size_t>(last - first) * 4);
+    for (int64_t d = last; d < end; ++d) state[k * W + d] = 0.0f;
   }
 }
 

@@ -47,15 +47,15 @@ void forward_head(const Problem &p, int64_t n, int64_t hv, const Panel &panel, S
       gemm_nn<Keep::kNothing>(rows, W, p.K, c.reads_x, c.Kp, 1, s.state, W, s.from_x, W);
     }
     if (has_output) gemm_nn<Keep::kNothing>(rows, W, p.K, c.reads_q, c.Kp, 1, s.state, W, s.from_q, W);
-    solve_rows(p, rows, s.from_x, c);
+    solve_rows(p, rows, s.from_x, {0, W}, c);
     for (int64_t i = 0; has_output && i < rows; ++i) {
       if ((row + i) % p.n_sub != p.n_sub - 1) continue;
       float *sum = s.from_q + i * W;
-      add_rows(i + 1, c.qk + i * kChunk, 1, c.u, W, sum);
-      if (p.erase == FW_ERASE_INDEPENDENT) add_rows(i + 1, c.qb + i * kChunk, 1, c.w, W, sum);
+      add_rows(i + 1, c.qk + i * kChunk, 1, c.u, W, W, sum);
+      if (p.erase == FW_ERASE_INDEPENDENT) add_rows(i + 1, c.qb + i * kChunk, 1, c.w, W, W, sum);
       store_output(p, segment.batch, (row + i) / p.n_sub, hv, panel, sum);
     }
-    advance_state(p, rows, c, s.state);
+    advance_state(p, rows, c, {0, W}, s.state);
   }
   store_state(p, p.final_state, n, hv, panel, s.state);
   store_sum(p, p.final_z, n, hv, panel, s.state);
