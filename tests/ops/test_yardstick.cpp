@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The error rule itself: an honest fp32 computation passes it on every regime, planted faults do not.
-#include "harness_pieces.hpp"
+#include "planted_chunk.hpp"
 
 namespace fw::test {
 namespace {
@@ -91,6 +91,68 @@ TEST(Yardstick, NarrowStateGradientIsCaught) {
     const Checked checked(held(op, FW_BF16), FW_BACKWARD);
     EXPECT_LE(checked.share(backward_in_pieces(checked.spec(), checked.operands(), FW_F32)), 1.0);
     EXPECT_GT(checked.share(backward_in_pieces(checked.spec(), checked.operands(), FW_BF16)), 1.0);
+  }
+}
+
+// In the regime that shows it, one head and a chunk computation whose only fault is `fault`.
+void expect_chunk_fault_is_caught(const Spec &row, int64_t regime, const ChunkFault &fault) {
+  for (int64_t dtype : {FW_BF16, FW_F16}) {
+    SCOPED_TRACE(row_name(row) + (dtype == FW_BF16 ? " bf16" : " fp16"));
+    Spec spec = row;
+    spec.dtype = dtype, spec.regime = regime, spec.B = 1, spec.H = 1, spec.group = 2, spec.K = 24, spec.V = 16;
+    spec.T = 256;  // at 128 a draw may hide a fault
+    const Checked checked(spec, FW_FORWARD);
+    ChunkFault none;
+    none.chunk = fault.chunk;
+    EXPECT_LE(checked.share(planted_chunk(spec, checked.operands(), none)), 0.1);
+    const double share = checked.share(planted_chunk(spec, checked.operands(), fault));
+    EXPECT_FALSE(share <= 1.0) << share;
+    ::testing::Test::RecordProperty(row_name(row) + (dtype == FW_BF16 ? "_bf16" : "_fp16"), std::to_string(share));
+  }
+}
+
+TEST(Yardstick, Fp16NeumannInverseIsCaught) {
+  ChunkFault fault;
+  fault.inverse = FW_F16;
+  for (int64_t op :
+       {FW_OP_DELTA_RULE, FW_OP_GATED_DELTA_RULE, FW_OP_COMBA, FW_OP_KDA, FW_OP_IPLR, FW_OP_DPLR, FW_OP_RWKV7})
+    expect_chunk_fault_is_caught(spec_of(op), kSimilarKeys, fault);
+}
+
+TEST(Yardstick, NarrowCumulativeGatesAreCaught) {
+  for (fw_dtype held : {FW_BF16, FW_F16}) {
+    SCOPED_TRACE(held == FW_BF16 ? "gates in bf16" : "gates in fp16");
+    ChunkFault fault;
+    fault.gates = held, fault.chunk = 64;
+    for (int64_t op :
+         {FW_OP_SIMPLE_GLA, FW_OP_GLA, FW_OP_GATED_DELTA_RULE, FW_OP_COMBA, FW_OP_KDA, FW_OP_DPLR, FW_OP_RWKV7})
+      expect_chunk_fault_is_caught(spec_of(op), kStrongGates, fault);
+  }
+}
+
+TEST(Yardstick, GateGradientByCancellationIsCaught) {
+  Spec free_key = spec_of(FW_OP_BY_AXES);  // kda, its erase key an operand
+  free_key.gate = FW_GATE_VECTOR, free_key.erase = FW_ERASE_SHARED_AFTER, free_key.operands = recurrence::kP;
+  for (Spec spec : {spec_of(FW_OP_SIMPLE_GLA), spec_of(FW_OP_GLA), spec_of(FW_OP_GATED_DELTA_RULE), free_key,
+                    spec_of(FW_OP_DPLR), spec_of(FW_OP_RWKV7)}) {
+    for (int64_t dtype : {FW_BF16, FW_F16}) {
+      SCOPED_TRACE(row_name(spec) + (dtype == FW_BF16 ? " bf16" : " fp16"));
+      spec.dtype = dtype, spec.regime = kStrongGates, spec.B = 1, spec.H = 2, spec.group = 1, spec.K = 24,
+      spec.V = 16;
+      spec.T = 256;
+      const Checked backward(spec, FW_BACKWARD), forward(spec, FW_FORWARD);
+      const auto share = [&](fw_dtype held) {
+        Outputs out;
+        out.values["dg"] = dg_by_cancellation(spec, backward.operands(), backward.exact(),
+                                              forward.exact().values.at("final_state"), held);
+        return backward.share(out);
+      };
+      EXPECT_LE(share(FW_F64), 1.0);
+      EXPECT_GT(share(static_cast<fw_dtype>(dtype)), 1.0);
+      ::testing::Test::RecordProperty(
+          row_name(spec) + (dtype == FW_BF16 ? "_bf16" : "_fp16"),
+          std::to_string(share(FW_F64)) + " " + std::to_string(share(static_cast<fw_dtype>(dtype))));
+    }
   }
 }
 
