@@ -99,5 +99,5 @@ class Ceilings:
 
 
 def versions(**more):
-    return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.system() + " " + platform.release(),
+    return {"python": platform.python_version(), "numpy": np.__version__, "system": platform.system(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), **more}

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Includes point one way: include <- core <- cpu, cuda <- ops/X (never another op) <- api; model and cli use the public headers.
 
-Inside src/ an own header is named by its path from src/ ("core/status.hpp"), a public one by "fastweight/...".
+Inside src/ an own header is named by its path from src/ ("core/status.hpp"), a public one by "fastweight/...". A library
+file that loops over a braced list includes <initializer_list>, or a container that does: newer standard libraries no longer
+bring it along.
 """
 
 import re
@@ -14,6 +16,8 @@ OWN_FOLDERS = ("core", "cpu", "cuda", "ops", "api", "model", "cli")
 C_HEADERS = {"stddef.h", "stdint.h"}
 THIRD_PARTY = ("CLI/", "nlohmann/", "gtest/", "gmock/", "benchmark/", "torch/", "ATen/", "pybind11/", "nanobind/",
                "Python.h", "dlpack/")
+BRACED_LOOP = re.compile(r"\bfor \([^;()]* : \{")
+BRINGS_LISTS = {"initializer_list", "algorithm", "array", "map", "set", "span", "string", "string_view", "vector"}
 CUDA = re.compile(r"^(cuda|cublas|cudnn|cute/|cutlass/|nvrtc|cooperative_groups)")
 
 
@@ -55,6 +59,10 @@ def check(root, build):
             continue
         text = checks.read(root, path)
         in_library = path.parts[0] == "src" and path.parts[1] not in ("model", "cli")
+        braced = BRACED_LOOP.search(text) if in_library else None
+        if braced and not BRINGS_LISTS.intersection(match.group(2) for match in INCLUDE.finditer(text)):
+            line = text.count("\n", 0, braced.start()) + 1
+            findings.append(f"{path}:{line}: loops over a braced list without <initializer_list>")
         for match in INCLUDE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             where = f"{path}:{line}"

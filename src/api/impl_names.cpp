@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include <initializer_list>
+
 #include "ops/attention/problem.hpp"
 #include "ops/feature_map/problem.hpp"
 #include "ops/gate/problem.hpp"

@@ -104,6 +104,13 @@ def test_includes_along_the_arrows_pass(tree, path, include):
     assert tree.findings(check_includes) == []
 
 
+def test_a_braced_loop_includes_initializer_list(tree):
+    loop = "void f() { for (int x : {1, 2}) (void)x; }\n"
+    tree.write("src/core/with.cpp", "#include <initializer_list>\n" + loop)
+    tree.write("src/core/without.cpp", "#include <math.h>\n" + loop)
+    only(tree.findings(check_includes), "src/core/without.cpp:2", "<initializer_list>")
+
+
 # files and names
 
 
