@@ -74,7 +74,7 @@ void copy_columns(const Problem &p, const Columns &columns, int64_t W, const flo
 }
 
 // The states at the starts of the chunks, what the rows write and, with the normaliser, the undivided outputs.
-void rebuild(const Problem &p, const Span &span, int64_t hv, const Columns &columns, const float *saved,
+void rebuild(const Problem &p, const Span &span, int64_t hv, const Columns &columns, const void *saved,
              HeadScratch &head) {
   const int64_t first = columns.first, width = columns.width, K = p.K, W = head.parts[0].chunk.W;
   copy_from_saved(p, span.slot, hv, W, columns, saved, head.parts[0].state);
@@ -101,7 +101,7 @@ void rebuild(const Problem &p, const Span &span, int64_t hv, const Columns &colu
 }
 
 // All of a segment that does not depend on the gradient of the state at its end.
-void prepare_segment(const Problem &p, const Span &span, int64_t hv, const Columns &columns, const float *saved,
+void prepare_segment(const Problem &p, const Span &span, int64_t hv, const Columns &columns, const void *saved,
                      HeadScratch &head) {
   for (int64_t index = 0; index < span.chunks(); ++index) prepare(p, span.chunk(index, hv), head.parts[index]);
   rebuild(p, span, hv, columns, saved, head);
@@ -221,7 +221,7 @@ void store_start(const Problem &p, int64_t n, int64_t h, HeadScratch &head) {
 }
 
 // One task: a head from its last segment to its first.
-void run_head(const Problem &p, int64_t n, int64_t h, const Shared &shared, const float *saved, SlotScratch &slot,
+void run_head(const Problem &p, int64_t n, int64_t h, const Shared &shared, const void *saved, SlotScratch &slot,
               HeadScratch &head) {
   const int64_t G = p.group(), W = head.parts[0].chunk.W, n_segments = segments_of(p, n);
   const Columns all = {0, W};
@@ -279,7 +279,7 @@ struct Handover {
 };
 
 // One task: a segment of a head that has `later` others after it.
-void run_segment(const Problem &p, int64_t n, int64_t h, int64_t later, const Shared &shared, const float *saved,
+void run_segment(const Problem &p, int64_t n, int64_t h, int64_t later, const Shared &shared, const void *saved,
                  const Handover &handover, SlotScratch &slot, HeadScratch &head) {
   const int64_t G = p.group(), n_segments = segments_of(p, n), W = handover.W;
   head.d_state = handover.d_state + (n * p.HV + h * G) * handover.size;
@@ -328,7 +328,7 @@ uint64_t scratch_bytes(const fw_context &context, const Problem &p) {
 }
 
 // The forward that fills the saved states and nothing else.
-Problem states_only(const Problem &p, float *saved) {
+Problem states_only(const Problem &p, void *saved) {
   Problem forward = p;
   forward.direction = FW_FORWARD;
   forward.o = forward.final_state = forward.final_z = fw_tensor{};
@@ -353,7 +353,7 @@ void chunk_backward(fw_context &context, const Problem &p, void *memory) {
   Ledger ledger(memory);
   Shared shared;
   shared.lay_out(ledger, p);
-  const float *saved = static_cast<const float *>(p.saved);
+  const void *saved = p.saved;
   char *scratch = ledger.take<char>(0);
   if (!saved) {
     chunk_forward(context, states_only(p, shared.saved), scratch);

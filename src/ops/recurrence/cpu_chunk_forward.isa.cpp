@@ -32,7 +32,7 @@ void forward_head(const Problem &p, int64_t n, int64_t hv, const Panel &panel, S
   load_gate_parameters(p, hv, c);
   load_state(p, p.initial_state, n, hv, panel, s.state);
   load_sum(p, p.initial_z, n, hv, panel, s.state);
-  float *saved = static_cast<float *>(p.saved);
+  void *saved = p.saved;
   const bool has_output = given(p.o);  // the backward asks for the saved states alone
   for (int64_t row = begin; row < end; row += kChunk) {
     if (saved && (row - begin) % recurrence::kSegmentRows == 0) {
