@@ -57,6 +57,19 @@ void parallel_items(const fw_context &context, int64_t n_items, F &&f) {
   parallel_slots(context, n_items < context.n_threads ? n_items : context.n_threads, body);
 }
 
+// As parallel_items, but a slot's items are a range that follows from n_items and the number of threads: memory that an item
+// left in a core's cache is there when the next call comes to the same item.
+template <class F>
+void parallel_ranges(const fw_context &context, int64_t n_items, F &&f) {
+  const int64_t n_slots = n_items < context.n_threads ? n_items : context.n_threads;
+  auto body = [&](int64_t slot) {
+    const int64_t rest = n_items % n_slots, size = n_items / n_slots;
+    const int64_t begin = slot * size + (slot < rest ? slot : rest), end = begin + size + (slot < rest ? 1 : 0);
+    for (int64_t item = begin; item < end; ++item) f(slot, item);
+  };
+  parallel_slots(context, n_slots, body);
+}
+
 // Multiply-adds below which waking another thread costs more than it saves (1 to 2 us on the machines at hand).
 constexpr double kInlineWork = 1 << 16;
 
