@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// fastweight._core: the C interface for Python. No type of it is meant for users but Context and Plan.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include "context.hpp"
+#include "operations.hpp"
+#include "verb.hpp"
+
+namespace nb = nanobind;
+using namespace fastweight::python;
+
+namespace {
+
+// [(name, gate, erase)] of the C catalogue, by_axes first.
+nb::list catalogue() {
+  constexpr const char *gates[] = {"none", "scalar", "vector"};
+  constexpr const char *erases[] = {"none", "shared_after", "shared_before", "independent"};
+  nb::list rows;
+  for (fw_op op = 0; op < FW_OP_COUNT; ++op) {
+    fw_gate gate = 0;
+    fw_erase erase = 0;
+    if (op != FW_OP_BY_AXES) check_status(fw_op_axes(op, &gate, &erase));
+    rows.append(nb::make_tuple(fw_op_name(op), gates[gate], erases[erase]));
+  }
+  return rows;
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+  nb::set_leak_warnings(false);  // functions of fastweight.ops hold verbs for the life of the process
+  watch_forks();
+
+  nb::class_<Context>(module, "Context",
+      "Threads that run the work. Results do not depend on their number.\n\n"
+      "threads: 1 and more; 0: FW_NUM_THREADS, else the cores of the process. force_impl: an implementation by name\n"
+      "(\"reference_recurrent\"); a call for which it refuses fails with its reason. Safe to use from several threads,\n"
+      "and in the child after os.fork().")
+      .def(nb::init<int, const std::string &>(), nb::arg("threads") = 0, nb::kw_only(), nb::arg("force_impl") = "")
+      .def_prop_ro("threads", &Context::threads, "Threads, the calling one included.")
+      .def_prop_ro("cpu_level", &Context::cpu_level, "\"baseline\", \"avx2\" or \"avx512\".")
+      .def_prop_ro("force_impl", &Context::force_impl, "The forced implementation, \"\" for none.")
+      .def("__repr__", [](Context &self) {
+        return "Context(threads=" + std::to_string(self.threads()) +
+               (self.force_impl().empty() ? "" : ", force_impl=\"" + self.force_impl() + "\"") + ")";
+      });
+
+  nb::class_<Verb>(module, "Verb")
+      .def(nb::init<const std::string &, int, const std::string &, const std::vector<std::string> &, int, const nb::dict &, int>())
+      .def("__call__", &Verb::call)
+      .def_prop_ro("label", &Verb::label)
+      .def_prop_ro("n_positional", &Verb::n_positional)
+      .def_prop_ro("arguments", [](const Verb &self) {
+        nb::list names;
+        for (const Argument &argument : self.arguments()) names.append(argument.name);
+        return nb::tuple(names);
+      });
+
+  nb::class_<Plan>(module, "Plan",
+      "A call with everything fixed but the data; made by fastweight.ops.plan. Call it with new tensors of the same types,\n"
+      "shapes and strides, in the order of the function; tensors that were given by keyword stay until others are given.")
+      .def(nb::init<const Verb &, const nb::tuple &>(), nb::keep_alive<1, 2>())
+      .def("__call__", &Plan::call)
+      .def("explain", &Plan::explain, "Which implementation runs, one line a candidate, the chosen one marked with *.")
+      .def_prop_ro("names", &Plan::names, "The tensors of the plan, in order.")
+      .def("__repr__", &Plan::repr);
+
+  module.def("catalogue", &catalogue);
+  module.def("version", [] { return fw_version(); });
+  module.def("last_impl", [] { return fw_last_impl(); },
+             "Name of the implementation that the last call of this thread used, \"\" before the first.");
+  module.def("default_context", &default_context,
+             "The context of calls that name none. Threads: set_num_threads, else FW_NUM_THREADS, else torch.get_num_threads()\n"
+             "while torch is loaded, else the cores of the process.");
+  module.def("set_num_threads", &set_default_num_threads, nb::arg("threads"),
+             "Threads of the default context; 0 gives the choice back to the rule of default_context.");
+}

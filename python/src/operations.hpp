@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The descriptors of the C interface as tables: which fields they have, where, and what a call returns. One generic piece
+// of code (verb.hpp) fills any of them from Python values.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include <vector>
+
+#include "fastweight/fastweight.h"
+
+namespace fastweight::python {
+
+enum class Kind : uint8_t { kTensor, kWritten, kEnum, kInt32, kInt64, kDouble };
+
+struct Field {
+  const char *name;
+  size_t offset;
+  Kind kind;
+  const char *const *words = nullptr;  // kEnum: word i is the value i; "" is no word; ends with nullptr
+  bool zero_is_default = false;        // numbers: 0 has the meaning "not given", so a caller may not say it
+};
+
+// A tensor that the call returns: dtype and sizes from the descriptor as filled so far. False: the inputs have not the
+// dimensions that the shape is read from; the call itself then says what is wrong.
+struct Output {
+  const char *name;
+  size_t offset;
+  bool is_final;  // returned as None unless asked for
+  bool (*shape)(const void *desc, fw_tensor *view);
+  const char *pattern = "";  // a field that often has the same type and shape
+};
+
+struct Operation {
+  const char *name;
+  size_t size;
+  size_t device_offset;
+  size_t options_offset;  // 0: none
+  std::vector<Field> fields;
+  std::vector<Output> outputs;
+  fw_status (*check)(const fw_context *, const void *, fw_direction);
+  fw_status (*workspace_size)(const fw_context *, const void *, fw_direction, uint64_t *);
+  fw_status (*run)(fw_context *, const void *, fw_direction, void *, uint64_t);
+  fw_status (*explain)(const fw_context *, const void *, fw_direction, char *, uint64_t, uint64_t *);
+
+  const Field *find(const char *field) const;  // nullptr: none of that name
+};
+
+constexpr size_t kMaxDescriptor = sizeof(fw_recurrence);
+constexpr int kMaxOutputs = 3;
+
+const Operation *find_operation(const char *name);
+
+}  // namespace fastweight::python

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// A function of fastweight.ops: a verb of an operation and the order of its arguments. A plan: the same with everything
+// but the data fixed.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arrays.hpp"
+#include "context.hpp"
+#include "operations.hpp"
+
+namespace fastweight::python {
+
+// What an argument does, beside the fields of the descriptor.
+enum class Role : uint8_t { kField, kOutputFinalState, kODtype, kOptionBit, kContext, kExplain };
+
+struct Argument {
+  std::string name;
+  Role role;
+  const Field *field;   // kField
+  uint32_t option_bit;  // kOptionBit
+  int pattern_of = -1;  // the output that often looks like it
+};
+
+// One call while it is put together: the descriptor and what belongs to it.
+struct Filled {
+  alignas(8) unsigned char desc[kMaxDescriptor];
+  std::shared_ptr<Context> context;
+  std::vector<nb::object> kept;
+  PyObject *patterns[kMaxOutputs] = {};  // torch tensors that an output may look like, see Output::pattern
+  fw_dtype o_dtype = FW_NONE;
+  bool wants_final = false, is_explain = false, is_torch = false, requires_grad = false, has_device = false;
+};
+
+class Verb {
+ public:
+  // fixed: int32 fields with one value for this function. result_size: entries of the returned tuple, 1: the tensor itself.
+  Verb(const std::string &operation, int direction, const std::string &label, const std::vector<std::string> &arguments,
+       int n_positional, const nb::dict &fixed, int result_size);
+
+  // values: one for each argument, in order. Returns a tensor or a tuple; with explain the text.
+  nb::object call(const nb::tuple &values) const;
+
+  const std::string &label() const { return label_; }
+  const std::vector<Argument> &arguments() const { return arguments_; }
+  int n_positional() const { return n_positional_; }
+
+ private:
+  friend class Plan;
+  void fill(const nb::tuple &values, Filled *filled) const;
+  void read_tensor(const Argument &argument, PyObject *value, Filled *filled, fw_tensor *view) const;
+  void set_number(const Argument &argument, PyObject *value, Filled *filled) const;
+  void describe_outputs(Filled *filled) const;
+  void check_grad(const Filled &filled) const;
+  uint64_t workspace_size(const Filled &filled) const;
+  nb::object allocate_outputs(Filled *filled) const;
+  nb::object explain(const Filled &filled) const;
+  void run(const Filled &filled, void *workspace, uint64_t size) const;
+  const char *label_text() const { return label_.c_str(); }
+
+  const Operation *operation_;
+  fw_direction direction_;
+  std::string label_;
+  std::vector<Argument> arguments_;
+  int n_positional_;
+  std::vector<std::pair<size_t, int32_t>> fixed_;
+  int result_size_;
+};
+
+// Everything is checked when the plan is made; a call brings tensors of the same type, shape and strides. Tensors given
+// by keyword when it was made stay until others are given. One call at a time.
+class Plan {
+ public:
+  Plan(const Verb &verb, const nb::tuple &values);
+  nb::object call(const nb::args &tensors, const nb::kwargs &others);
+  std::string explain() const;
+  std::string repr() const;
+  nb::tuple names() const;
+
+ private:
+  struct Slot {
+    size_t argument;     // of the verb
+    nb::object current;  // the tensor
+  };
+  void bind(Slot *slot, nb::object value, Filled *filled);
+
+  const Verb *verb_;
+  Filled filled_;
+  std::vector<Slot> slots_;
+  size_t n_positional_ = 0;
+  std::vector<unsigned char> workspace_;
+  std::atomic<bool> is_busy_{false};
+};
+
+}  // namespace fastweight::python

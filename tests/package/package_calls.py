@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Oracle calls (tests/oracle) as calls of fastweight.ops, on NumPy arrays or torch tensors. Imported by every test here; without
+the package its tests are reported as not run."""
+import os
+import sys
+from pathlib import Path
+
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = Path(os.environ.get("FW_BUILD", ROOT / "build" / "release")) / "python"
+for folder in (ROOT / "tests", ROOT / "tests" / "python"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+if (BUILT / "fastweight").is_dir() and str(BUILT) not in sys.path:
+    sys.path.insert(0, str(BUILT))
+
+fastweight = pytest.importorskip("fastweight", reason="not run: the package fastweight is not built (target fastweight_python) nor installed")
+ops = fastweight.ops
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason="not run: torch is not installed")
+OPTIONS = ("normalizer", "qk_norm", "gate_input", "beta_input")
+
+
+def environment(**more):
+    """Of a new process that finds the package where this one did."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("FW_NUM_THREADS", "FW_IMPL", "OMP_NUM_THREADS")}
+    paths = [str(Path(fastweight.__file__).parents[1])] + ([kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else [])
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), **more}
+
+
+def to_torch(x):
+    """A tensor over the same memory; uint16 is bfloat16. torch has no negative strides: such a view is copied."""
+    if any(stride < 0 for stride in x.strides):
+        x = x.copy()
+    found = torch.from_numpy(x)
+    return found.view(torch.bfloat16) if x.dtype == np.uint16 else found
+
+
+def to_numpy(x):
+    """Bits as they are, bfloat16 as uint16."""
+    if torch is None or not isinstance(x, torch.Tensor):
+        return x
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def arguments(call, inputs, is_step=False):
+    """Keywords of fastweight.ops.<row> for an oracle call whose operands are stored as `inputs`."""
+    found = dict(inputs)
+    if call.cu_seqlens is not None:
+        found["cu_seqlens"] = np.asarray(call.cu_seqlens)
+    found["state_layout"] = call.layout
+    if call.scale:
+        found["scale"] = call.scale
+    if call.qk_norm:
+        found["qk_norm"] = "l2"
+    if call.normalizer:
+        found["normalizer"] = "sum"
+    for name in ("gate_input", "beta_input"):
+        default = {"gate_input": "log_decay", "beta_input": "plain"}[name]
+        if getattr(call, name) != default:
+            found[name] = getattr(call, name)
+    if call.op == "gated_delta_product":
+        found["n_sub"] = call.n_sub
+    if call.op == "lightning":
+        found.update(layer_idx=call.layer_idx, num_layers=call.num_layers)
+    if call.op == "by_axes":
+        found.update(gate=call.gate, erase=call.erase)
+    if not is_step:
+        found["output_final_state"] = True
+    return found
+
+
+def stored(call, dtype, as_torch=False, views=None):
+    """The operands in storage "f64", "f32", "bf16", "f16"; `views` changes the strides of some."""
+    import c_call
+    import fastweight_c
+
+    found = {name: fastweight_c.store(x, c_call.storage_of(name, dtype, None)) for name, x in call.given().items()}
+    for name, view in (views or {}).items():
+        if name in found:
+            found[name] = view(found[name])
+    return {name: to_torch(x) for name, x in found.items()} if as_torch else found
+
+
+def forward(call, dtype="f64", as_torch=False, views=None, **how):
+    """{"o", "final_state", "final_z"} as NumPy arrays with the bits of the answer; asserts that no input was written."""
+    inputs = stored(call, dtype, as_torch, views)
+    kept = {name: to_numpy(x).copy() for name, x in inputs.items()}
+    answer = getattr(ops, call.op)(**arguments(call, inputs), **how)
+    for name, x in inputs.items():
+        assert to_numpy(x).tobytes() == kept[name].tobytes(), f"{call.op} wrote to {name}"
+    names = ("o", "final_state", "final_z")[:len(answer)]
+    if as_torch:
+        assert all(isinstance(x, torch.Tensor) for x in answer if x is not None)
+    return {name: to_numpy(x) for name, x in zip(names, answer) if x is not None}
+
+
+def values(found):
+    """Bits to float64."""
+    import fastweight_c
+
+    return {name: fastweight_c.load(x) for name, x in found.items()}

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package as installed: info, marker of types, cost of the import."""
+import subprocess
+import sys
+from pathlib import Path
+
+from package_calls import ROOT, environment, fastweight
+
+
+def test_info_says_what_runs():
+    done = subprocess.run([sys.executable, "-m", "fastweight", "info"], capture_output=True, text=True, check=True, env=environment())
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"fastweight {fastweight.__version__}, Python {sys.version_info.major}.")
+    assert any(line.split() == ["level", fastweight.default_context().cpu_level] for line in lines)
+    assert any(line.startswith("threads ") for line in lines)
+    assert sum(line.startswith("  *cpu_") for line in lines) == 2
+
+
+def test_without_a_command_it_says_which_there_are():
+    done = subprocess.run([sys.executable, "-m", "fastweight"], capture_output=True, text=True, check=False, env=environment())
+    assert done.returncode == 2 and "info" in done.stderr
+
+
+def test_the_package_is_typed():
+    folder = Path(fastweight.__file__).parent
+    assert (folder / "py.typed").exists() and (folder / "ops/__init__.pyi").exists()
+
+
+def test_the_import_is_cheap():
+    """At most 0.15 s of processor time, the best of five processes, the interpreter's own start taken off."""
+    def seconds(program):
+        text = f"import time; start = time.process_time(); {program}; print(time.process_time() - start)"
+        return min(float(subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, env=environment()).stdout)
+                   for _ in range(5))
+    assert seconds("import fastweight") < 0.15
+
+
+def test_the_example_of_the_readme_runs():
+    done = subprocess.run([sys.executable, str(ROOT / "examples/first.py")], capture_output=True, text=True, check=True, env=environment())
+    lines = done.stdout.splitlines()
+    # six tokens in chunks and one alone against seven in chunks: 7 * 16 terms of about 1, each with a round-off of 2^-24
+    assert float(lines[0].split(":")[1]) < 7 * 16 * 2.0 ** -24
+    assert "(1, 6, 2, 8) (1, 2, 16, 8)" in lines[1]
+    assert lines[2] == "refused: gated_delta_rule: beta has shape [1,6,2], expected [1,7,2]"

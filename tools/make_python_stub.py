@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes python/fastweight/ops/__init__.pyi, the types of the functions that the table makes. Needs the package importable.
+
+    python tools/make_python_stub.py [FILE]
+"""
+import sys
+from pathlib import Path
+
+from fastweight.ops import _build
+from fastweight.ops._table import REQUIRED
+
+HEAD = '''# SPDX-License-Identifier: Apache-2.0
+# Written by tools/make_python_stub.py from the table; tests/package/test_ops_table.py holds it to that.
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+
+from .._core import Context, Plan as Plan
+
+Array = TypeVar("Array")
+
+def plan(function: Callable[..., Any], *tensors: Any, **arguments: Any) -> Plan: ...
+'''
+TYPES = {"o": "Array", "final_state": "Array | None", "final_z": "Array | None", "conv_final_state": "Array | None"}
+
+
+def parameters(function, explain):
+    lines = []
+    for argument in function.positional + ("*",) + function.keywords:
+        if argument == "*":
+            lines.append("    *,")
+        elif argument.name == "explain":
+            lines.append(f"    explain: Literal[{explain}]{'' if explain == 'True' else ' = ...'},")
+        else:
+            kind = argument.type if argument.type != "object" else "Any"
+            kind = kind.replace("Array | None", "Any") if argument.name in ("cu_seqlens", "state_indices") else kind
+            lines.append(f"    {argument.name}: {kind}{'' if argument.default is REQUIRED else ' = ...'},")
+    return "\n".join(lines)
+
+
+def stub(function):
+    results = [TYPES.get(name, "Array") for name in function.results]
+    answer = results[0] if len(results) == 1 else f"tuple[{', '.join(results)}]"
+    return "\n".join(f"@overload\ndef {function.name}(\n{parameters(function, explain)}\n) -> {kind}: ..."
+                     for explain, kind in (("False", answer), ("True", "str")))
+
+
+def main():
+    default = Path(__file__).resolve().parent.parent / "python/fastweight/ops/__init__.pyi"
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else default
+    target.write_text(HEAD + "\n" + "\n".join(stub(function) for function in _build.functions()) + "\n", encoding="ascii")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
