@@ -52,7 +52,7 @@ struct Chunk {               // scratch of one task; C = kChunk, Kp = K padded t
   float *x, *q;              // [C,Kp] each, x directly followed by q
   float *k, *b;              // [C,Kp]
   float *u, *w;              // [C,W]: v', later u; w of the independent erase
-  float *alpha;              // [C,Kp] exp(g), or [C] for a scalar gate
+  float *row_decay;          // [C,Kp] exp(g), or [C] for a scalar gate
   float *runs;               // [C,Kp] D_{1:i}, or [C]
   float *decay;              // [C,C] D_{j+1:i} of a scalar gate
   float *reads_x, *reads_q;  // [C,Kp], directly after one another
@@ -100,7 +100,7 @@ void load_gate_parameters(const Problem &p, int64_t hv, Chunk &c);
 void load_key_row(const Problem &p, const fw_tensor &t, int64_t batch, int64_t row, int64_t head, int64_t padded,
                   float *to, float *inverse_length);
 
-// Fills x, q, k, b, u, alpha, beta (and the backward's factors) with the rows of the chunk.
+// Fills x, q, k, b, u, row_decay, beta (and the backward's factors) with the rows of the chunk.
 void pack_chunk(const Problem &p, const Rows &r, const Panel &panel, Chunk &c);
 
 // The scores and the decayed rows of a packed chunk.

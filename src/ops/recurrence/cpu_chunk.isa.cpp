@@ -22,7 +22,7 @@ void Chunk::lay_out(Ledger &ledger, const Problem &p, int64_t width, bool is_bac
   b = ledger.take<float>(rows);
   u = ledger.take<float>(kChunk * W);
   w = ledger.take<float>(kChunk * W);
-  alpha = ledger.take<float>(rows);
+  row_decay = ledger.take<float>(rows);
   runs = ledger.take<float>(rows);
   decay = ledger.take<float>(kChunk * kChunk);
   reads_x = ledger.take<float>(2 * rows);
@@ -103,7 +103,7 @@ void pack_gates(const Problem &p, const Rows &r, Chunk &c) {
         activate_gate(p, c, logits, 1, activated);
         c.g[i] = activated[0];
       }
-      c.alpha[i] = exp(splat(c.g[i]))[0];
+      c.row_decay[i] = exp(splat(c.g[i]))[0];
     } else {
       float *g = c.g + i * c.Kp;
       load_head_row(p.g, r.batch, token, r.hv, p.K, c.Kp, g);
@@ -113,7 +113,7 @@ void pack_gates(const Problem &p, const Rows &r, Chunk &c) {
         activate_gate(p, c, logits, p.K, g);
         for (int64_t d = p.K; d < c.Kp; ++d) g[d] = 0.0f;
       }
-      for (int64_t d = 0; d < c.Kp; d += kLanes) store(c.alpha + i * c.Kp + d, exp(load(g + d)));
+      for (int64_t d = 0; d < c.Kp; d += kLanes) store(c.row_decay + i * c.Kp + d, exp(load(g + d)));
     }
   }
 }
@@ -194,10 +194,10 @@ FW_NOINLINE void score_scalar(int64_t rows, Chunk &c) {
   }
   float run = 1.0f, before[kChunk] = {}, after[kChunk] = {};  // D_{j+1:i-1}, D_{j+1:i}
   for (int64_t i = 0; i < rows; ++i) {
-    const float alpha = c.alpha[i], run_before = run;
-    run *= alpha;
+    const float row_decay = c.row_decay[i], run_before = run;
+    run *= row_decay;
     c.runs[i] = run;
-    for (int64_t j = 0; j < i; ++j) after[j] = before[j] * alpha;
+    for (int64_t j = 0; j < i; ++j) after[j] = before[j] * row_decay;
     after[i] = 1.0f;
     for (int64_t j = 0; j < i; ++j) {
       c.qk[i * kChunk + j] *= after[j];
@@ -221,11 +221,11 @@ FW_NOINLINE void score_scalar(int64_t rows, Chunk &c) {
 // One earlier key against row i of a vector-gated chunk: decays the key by row i and takes its products with q_i and
 // x_i.
 template <bool kErases, bool kAfter>
-inline __attribute__((always_inline)) void score_pair(int64_t Kp, const float *alpha, const float *q, const float *x,
-                                                      float *key, float *qk, float *xk) {
+inline __attribute__((always_inline)) void score_pair(int64_t Kp, const float *row_decay, const float *q,
+                                                      const float *x, float *key, float *qk, float *xk) {
   Vec sum_q = {}, sum_x = {};
   for (int64_t d = 0; d < Kp; d += kLanes) {
-    const Vec earlier = load(key + d), decayed = earlier * load(alpha + d);
+    const Vec earlier = load(key + d), decayed = earlier * load(row_decay + d);
     store(key + d, decayed);
     sum_q = fma(load(q + d), decayed, sum_q);
     if constexpr (kErases) sum_x = fma(load(x + d), kAfter ? decayed : earlier, sum_x);
@@ -244,11 +244,12 @@ FW_NOINLINE void score_vector(int64_t rows, Chunk &c) {
   float *total = c.total;
   for (int64_t d = 0; d < Kp; ++d) total[d] = 1.0f;
   for (int64_t i = 0; i < rows; ++i) {
-    const float *alpha = c.alpha + i * Kp, *q = c.q + i * Kp, *x = c.x + i * Kp;
+    const float *row_decay = c.row_decay + i * Kp, *q = c.q + i * Kp, *x = c.x + i * Kp;
     for (int64_t j = 0; j < i; ++j) {
-      score_pair<kErases, kAfter>(Kp, alpha, q, x, c.ends_k + j * Kp, c.qk + i * kChunk + j, c.xk + i * kChunk + j);
+      score_pair<kErases, kAfter>(Kp, row_decay, q, x, c.ends_k + j * Kp, c.qk + i * kChunk + j,
+                                  c.xk + i * kChunk + j);
       if constexpr (kIndependent) {
-        score_pair<true, false>(Kp, alpha, q, x, c.ends_b + j * Kp, c.qb + i * kChunk + j, c.xb + i * kChunk + j);
+        score_pair<true, false>(Kp, row_decay, q, x, c.ends_b + j * Kp, c.qb + i * kChunk + j, c.xb + i * kChunk + j);
       }
     }
     memcpy(c.ends_k + i * Kp, c.k + i * Kp, static_cast<size_t>(Kp) * 4);
@@ -258,7 +259,7 @@ FW_NOINLINE void score_vector(int64_t rows, Chunk &c) {
       c.qb[i * kChunk + i] = dot(Kp, q, c.b + i * Kp);
     }
     for (int64_t d = 0; d < Kp; d += kLanes) {
-      const Vec before = load(total + d), run = before * load(alpha + d);
+      const Vec before = load(total + d), run = before * load(row_decay + d);
       store(total + d, run);
       store(c.runs + i * Kp + d, run);
       store(c.reads_q + i * Kp + d, run * load(q + d));

@@ -32,9 +32,9 @@ struct Scratch {
 
 // One row against kVecs vectors of columns. state: row k at state + k * stride.
 template <fw_gate kGate, fw_erase kErase, int kVecs>
-inline __attribute__((always_inline)) void row_columns(int64_t K, const float *alpha, const float *x, const float *k,
-                                                       const float *b, const float *q, const float *u, int64_t stride,
-                                                       float *state, float *sum) {
+inline __attribute__((always_inline)) void row_columns(int64_t K, const float *row_decay, const float *x,
+                                                       const float *k, const float *b, const float *q, const float *u,
+                                                       int64_t stride, float *state, float *sum) {
   constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
   constexpr bool kAfter = kErase == FW_ERASE_SHARED_AFTER;
   Vec read[kVecs], write[kVecs], out[kVecs];
@@ -48,7 +48,7 @@ inline __attribute__((always_inline)) void row_columns(int64_t K, const float *a
     for (int64_t i = 0; i < K; ++i) {
       // read after the decay: the decay multiplies the state first, as the second pass does
       const Vec factor = splat(x[i]);
-      const Vec decay = splat(kGate == FW_GATE_NONE ? 1.0f : alpha[kGate == FW_GATE_VECTOR ? i : 0]);
+      const Vec decay = splat(kGate == FW_GATE_NONE ? 1.0f : row_decay[kGate == FW_GATE_VECTOR ? i : 0]);
 #pragma GCC unroll 8
       for (int n = 0; n < kVecs; ++n) {
         Vec s = load(state + i * stride + n * kLanes);
@@ -62,7 +62,7 @@ inline __attribute__((always_inline)) void row_columns(int64_t K, const float *a
     }
   }
   for (int64_t i = 0; i < K; ++i) {
-    const Vec decay = splat(kGate == FW_GATE_NONE ? 1.0f : alpha[kGate == FW_GATE_VECTOR ? i : 0]);
+    const Vec decay = splat(kGate == FW_GATE_NONE ? 1.0f : row_decay[kGate == FW_GATE_VECTOR ? i : 0]);
     const Vec key = splat(k[i]), query = splat(q[i]);
 #pragma GCC unroll 8
     for (int n = 0; n < kVecs; ++n) {
@@ -91,14 +91,14 @@ using RowFn = void (*)(int64_t K, int64_t i, const Chunk &c, int64_t stride, flo
 template <fw_gate kGate, fw_erase kErase>
 void run_row(int64_t K, int64_t i, const Chunk &c, int64_t stride, float *state, float *sum) {
   const int64_t at = i * c.Kp;
-  const float *alpha = c.alpha + (kGate == FW_GATE_VECTOR ? at : i), *u = c.u + i * c.W;
+  const float *row_decay = c.row_decay + (kGate == FW_GATE_VECTOR ? at : i), *u = c.u + i * c.W;
   int64_t d = 0;
   for (; d + kWide * kLanes <= c.W; d += kWide * kLanes) {
-    row_columns<kGate, kErase, kWide>(K, alpha, c.x + at, c.k + at, c.b + at, c.q + at, u + d, stride, state + d,
+    row_columns<kGate, kErase, kWide>(K, row_decay, c.x + at, c.k + at, c.b + at, c.q + at, u + d, stride, state + d,
                                       sum + d);
   }
   for (; d < c.W; d += kLanes) {
-    row_columns<kGate, kErase, 1>(K, alpha, c.x + at, c.k + at, c.b + at, c.q + at, u + d, stride, state + d,
+    row_columns<kGate, kErase, 1>(K, row_decay, c.x + at, c.k + at, c.b + at, c.q + at, u + d, stride, state + d,
                                   sum + d);
   }
 }

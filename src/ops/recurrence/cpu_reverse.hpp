@@ -3,7 +3,7 @@
 // to those of q, x, k, b and of the log decay. *.isa.cpp files only.
 //
 // dg is gathered as the flow that crosses each decay (what is decayed times its gradient), a sum of products with no
-// difference of large terms; at alpha = 0 every such product is 0.
+// difference of large terms; at a decay of 0 every such product is 0.
 #pragma once
 #include "ops/recurrence/cpu_chunk.hpp"
 

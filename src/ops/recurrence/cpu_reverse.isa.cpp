@@ -117,9 +117,9 @@ FW_NOINLINE void reverse_scalar(int64_t rows, const Chunk &c, const ReverseChunk
 
 // One pair of rows j < i and one block of channels: key j as row i met it, and what row i sends back to it.
 template <bool kErases, bool kAfter>
-inline __attribute__((always_inline)) void reverse_pair(Vec key, Vec alpha, Vec q, Vec x, float d_qk, float d_xk,
+inline __attribute__((always_inline)) void reverse_pair(Vec key, Vec row_decay, Vec q, Vec x, float d_qk, float d_xk,
                                                         float *d_key, Vec *d_q, Vec *d_x, Vec *d_g) {
-  const Vec decayed = key * alpha;
+  const Vec decayed = key * row_decay;
   Vec back = fma(splat(d_qk), q, load(d_key));
   *d_q = fma(splat(d_qk), decayed, *d_q);
   if constexpr (kErases && kAfter) {
@@ -127,7 +127,7 @@ inline __attribute__((always_inline)) void reverse_pair(Vec key, Vec alpha, Vec 
     *d_x = fma(splat(d_xk), decayed, *d_x);
   }
   *d_g = fma(decayed, back, *d_g);
-  back = back * alpha;
+  back = back * row_decay;
   if constexpr (kErases && !kAfter) {
     back = fma(splat(d_xk), x, back);
     *d_x = fma(splat(d_xk), key, *d_x);
@@ -144,7 +144,7 @@ FW_NOINLINE void reverse_vector(int64_t rows, const Chunk &c, const ReverseChunk
     Vec d_run = load(r.d_total + d);
     for (int64_t i = rows - 1; i >= 0; --i) {
       const int64_t at = i * Kp + d, score = i * kChunk;
-      const Vec alpha = load(c.alpha + at), run = load(c.runs + at);
+      const Vec row_decay = load(c.row_decay + at), run = load(c.runs + at);
       const Vec q = load(c.q + at), d_read_q = load(r.d_reads_q + at);
       Vec x = {}, d_read_x = {}, d_x = {};
       if constexpr (kErases) {
@@ -168,15 +168,15 @@ FW_NOINLINE void reverse_vector(int64_t rows, const Chunk &c, const ReverseChunk
       Vec d_g = run * d_run, between = splat(1.0f);  // between: D_{j+1:i-1}
       for (int64_t j = i - 1; j >= 0; --j) {
         const int64_t from = j * Kp + d;
-        reverse_pair<kErases, kAfter>(load(c.k + from) * between, alpha, q, x, r.d_qk[score + j], r.d_xk[score + j],
-                                      r.d_k + from, &d_q, &d_x, &d_g);
+        reverse_pair<kErases, kAfter>(load(c.k + from) * between, row_decay, q, x, r.d_qk[score + j],
+                                      r.d_xk[score + j], r.d_k + from, &d_q, &d_x, &d_g);
         if constexpr (kIndependent) {
-          reverse_pair<true, false>(load(c.b + from) * between, alpha, q, x, r.d_qb[score + j], r.d_xb[score + j],
+          reverse_pair<true, false>(load(c.b + from) * between, row_decay, q, x, r.d_qb[score + j], r.d_xb[score + j],
                                     r.d_b + from, &d_q, &d_x, &d_g);
         }
-        between = between * load(c.alpha + from);
+        between = between * load(c.row_decay + from);
       }
-      d_run = d_run * alpha;
+      d_run = d_run * row_decay;
       if constexpr (kErases && !kAfter) {
         d_run = fma(x, d_read_x, d_run);
         d_x = fma(i > 0 ? load(c.runs + at - Kp) : splat(1.0f), d_read_x, d_x);
