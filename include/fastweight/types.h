@@ -7,8 +7,11 @@
  *  - Enumerators are int32_t with fixed values. Sizes, shapes and strides are int64_t; strides count elements.
  *  - A function returns a status. On failure the text of fw_last_error() names operation, argument, value found and
  *    value allowed, and no output has been written.
- *  - Inputs are never written, also where the type of the pointer would allow it. Outputs must not overlap themselves,
- *    each other or an input. Rows of no sequence are written as 0.
+ *  - Inputs are never written, also where the type of the pointer would allow it. Rows of no sequence are written as 0.
+ *  - Outputs must not overlap themselves, each other or an input. Checked: that an output does not overlap itself,
+ *    whatever its strides (three or more dimensions interleaved with each other in a way that needs more than 65536
+ *    cases to tell are refused); that two tensors do not meet, when neither has holes or both start at the same
+ *    address. The caller's duty: that views with holes at different addresses (slices of one buffer) are apart.
  *  - Nothing is printed, nothing throws, no memory is allocated by forward, backward or step: the caller brings the
  *    workspace, whose size is asked for. A workspace or saved buffer may have any alignment.
  */

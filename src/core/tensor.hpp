@@ -31,9 +31,10 @@ const char *shape_text(const int64_t *shape, int32_t ndim, char *buf, int64_t ca
 fw_status check_tensor(const char *op, const char *name, const fw_tensor &t, const int64_t *shape, int32_t ndim,
                        bool with_data);
 fw_status check_dtype(const char *op, const char *name, const fw_tensor &t, const fw_dtype *allowed, int32_t n_allowed);
-// Elements at different indices must have different addresses.
+// Elements at different indices must have different addresses; refused too when that takes too long to tell.
 fw_status check_output(const char *op, const char *name, const fw_tensor &t);
-// Byte ranges of an output and another tensor must not meet.
+// Byte ranges of an output and another tensor must not meet. Views with holes are compared when they start at the same
+// address only: types.h says so.
 fw_status check_disjoint(const char *op, const char *out_name, const fw_tensor &out, const char *name, const fw_tensor &t);
 
 static inline float bf16_to_f32(uint16_t h) {

@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 #include <math.h>
 
+#include <algorithm>
+#include <set>
+#include <vector>
+
 #include "core/ledger.hpp"
 #include "core/status.hpp"
 #include "core/tensor.hpp"
@@ -85,6 +89,75 @@ TEST(Tensor, OutputsMustNotOverlapThemselves) {
   EXPECT_STREQ(fw::last_error(), "op: output y overlaps itself: strides [15,0,1]");
   t.strides[1] = 4;
   EXPECT_EQ(fw::check_output("op", "y", t), FW_INVALID_ARGUMENT);
+}
+
+// All shapes and strides of a range against a count of the addresses.
+TEST(Tensor, OutputsOverlapExactlyWhenTwoElementsShareAnAddress) {
+  int64_t n_none = 0, n_some = 0, n_interleaved = 0;
+  const auto compare = [&](int32_t ndim, const int64_t *shape, const int64_t *strides) {
+    fw_tensor t = fw_dense(nullptr, FW_F32, ndim, shape);
+    std::set<int64_t> addresses;
+    int64_t count = 1;
+    for (int32_t i = 0; i < ndim; ++i) t.strides[i] = strides[i], count *= shape[i];
+    for (int64_t at = 0; at < count; ++at) {
+      int64_t offset = 0, rest = at;
+      for (int32_t i = 0; i < ndim; ++i) offset += rest % shape[i] * strides[i], rest /= shape[i];
+      addresses.insert(offset);
+    }
+    const bool is_apart = static_cast<int64_t>(addresses.size()) == count;
+    ASSERT_EQ(fw::check_output("op", "y", t) == FW_OK, is_apart)
+        << testing::PrintToString(std::vector<int64_t>(shape, shape + ndim)) << " "
+        << testing::PrintToString(std::vector<int64_t>(strides, strides + ndim));
+    (is_apart ? n_none : n_some) += 1;
+    if (is_apart && ndim == 2 && strides[1] > 0 && strides[0] > strides[1] && strides[0] <= strides[1] * (shape[1] - 1))
+      ++n_interleaved;
+  };
+  for (int64_t a = 1; a <= 5; ++a) {
+    for (int64_t b = 1; b <= 5; ++b) {
+      for (int64_t s = -12; s <= 12; ++s) {
+        for (int64_t r = -12; r <= 12; ++r) {
+          const int64_t shape[] = {a, b}, strides[] = {s, r};
+          compare(2, shape, strides);
+        }
+      }
+    }
+  }
+  EXPECT_GT(n_interleaved, 100);
+  uint64_t random = 1;
+  const auto draw = [&](int64_t n) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int64_t>((random >> 33) % static_cast<uint64_t>(n));
+  };
+  n_none = n_some = 0;
+  for (int repeat = 0; repeat < 6000; ++repeat) {
+    const int32_t ndim = 3 + repeat % 3;
+    int64_t shape[5], strides[5];
+    for (int32_t i = 0; i < ndim; ++i) shape[i] = 1 + draw(4), strides[i] = draw(121) - 60;
+    compare(ndim, shape, strides);
+  }
+  EXPECT_GT(n_none, 500);
+  EXPECT_GT(n_some, 500);
+}
+
+TEST(Tensor, LargeInterleavedOutputs) {
+  const auto check = [](std::vector<int64_t> shape, std::vector<int64_t> strides) {
+    fw_tensor t = fw_dense(nullptr, FW_F32, static_cast<int32_t>(shape.size()), shape.data());
+    std::copy(strides.begin(), strides.end(), t.strides);
+    return fw::check_output("op", "y", t);
+  };
+  const int64_t big = int64_t{1} << 28;
+  EXPECT_EQ(check({3, 2}, {2, 3}), FW_OK);
+  EXPECT_EQ(check({big + 1, big}, {big, big + 1}), FW_OK);
+  EXPECT_EQ(check({big + 2, big}, {big, big + 1}), FW_OK);
+  EXPECT_EQ(check({big + 2, big + 1}, {big, big + 1}), FW_INVALID_ARGUMENT);
+  // 5 a + 7 b reaches 3 (a = 2, b = -1) but not with fewer steps; the longest axes are far apart
+  EXPECT_EQ(check({3, 2, 2}, {5, 7, 3}), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw::last_error(), "op: output y overlaps itself: strides [5,7,3]");
+  EXPECT_EQ(check({2, 2, 2}, {5, 7, 3}), FW_OK);
+  EXPECT_EQ(check({40000, 40000, 40000}, {40001, 40003, 40007}), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw::last_error(),
+               "op: output y may overlap itself: strides [40001,40003,40007] need more than 65536 cases to tell");
+  EXPECT_EQ(check({0, 2, 2}, {0, 0, 0}), FW_OK);
 }
 
 TEST(Tensor, DenseOutputsMustNotShareInterleavedViewsMay) {
