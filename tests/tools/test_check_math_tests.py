@@ -52,6 +52,19 @@ def test_a_test_that_is_not_named(tree):
     only(check_math_tests.check(tree, None), "tests/ops/test_forms_limits.cpp", "does not name Operators.NobodyNamesThis")
 
 
+@pytest.mark.parametrize("old, new, pieces", [
+    ("Test of (3): ", "Tests: ", ["equation (3) has no line"]),
+    ("Test of (8): `Forms.EndStateIsOneDecayAndTwoProducts`.", "Test of (8): `Forms.EndStateIsOneDecayAndTwoProducts` and more.\n\nTest of (8): `Forms.EndStateIsOneDecayAndTwoProducts`.", ["names tests of (8) again"]),
+    ("Test of (5): `Operators.SharedKeyGivesFeedbackFromEraseAndWrite`.", "Test of (5): by sizes.", ["names no test of (5)"]),
+    ("(6)\n", "(9)\n", ["equation (9), expected (6)"]),
+    ("| `Forms.StateSumsToItsOwnToken` |", "| sizes |", ["a slip that no test shows"]),
+])
+def test_an_equation_or_a_slip_without_a_test(tree, old, new, pieces):
+    change(tree / "docs/math.md", old, new)
+    findings = check_math_tests.check(tree, None)
+    assert any(all(piece in finding for piece in pieces) for finding in findings), findings
+
+
 def test_a_plot_that_is_stale(tree):
     change(tree / "docs/img/study_paths.svg", "64 tokens", "65 tokens")
     only(check_math_tests.check(tree, None), "docs/img/study_paths.svg", "tools/plot_study.py")
