@@ -286,6 +286,22 @@ Status try_explain(const Context &context, const Desc &desc, fw_direction direct
   return detail::Verbs<Desc>::explain(context.get(), &desc, direction, text.data(), needed, nullptr);
 }
 
+inline Status try_saved_size(const Context &context, const fw_recurrence &desc, uint64_t &bytes) {
+  return fw_recurrence_saved_size(context.get(), &desc, &bytes);
+}
+inline Status try_chunk_length(const Context &context, const fw_recurrence &desc, int64_t &tokens) {
+  return fw_recurrence_chunk_length(context.get(), &desc, &tokens);
+}
+inline Status try_opaque_size(const Context &context, const fw_recurrence &desc, int64_t &elements) {
+  return fw_recurrence_opaque_size(context.get(), &desc, &elements);
+}
+inline Status try_state_import(const Context &context, const fw_recurrence &desc, const fw_tensor &plain, fw_state_layout layout) {
+  return fw_recurrence_state_import(context.get(), &desc, &plain, layout);
+}
+inline Status try_state_export(const Context &context, const fw_recurrence &desc, const fw_tensor &plain, fw_state_layout layout) {
+  return fw_recurrence_state_export(context.get(), &desc, &plain, layout);
+}
+
 #if defined(__cpp_exceptions)
 template <Operation Desc>
 void check(const Context &context, const Desc &desc, fw_direction direction,
@@ -325,28 +341,28 @@ std::string explain(const Context &context, const Desc &desc, fw_direction direc
 
 inline uint64_t saved_size(const Context &context, const fw_recurrence &desc) {
   uint64_t bytes = 0;
-  detail::check(fw_recurrence_saved_size(context.get(), &desc, &bytes));
+  detail::check(try_saved_size(context, desc, bytes));
   return bytes;
 }
 
 inline int64_t chunk_length(const Context &context, const fw_recurrence &desc) {
   int64_t tokens = 0;
-  detail::check(fw_recurrence_chunk_length(context.get(), &desc, &tokens));
+  detail::check(try_chunk_length(context, desc, tokens));
   return tokens;
 }
 
 inline int64_t opaque_size(const Context &context, const fw_recurrence &desc) {
   int64_t elements = 0;
-  detail::check(fw_recurrence_opaque_size(context.get(), &desc, &elements));
+  detail::check(try_opaque_size(context, desc, elements));
   return elements;
 }
 
 inline void state_import(const Context &context, const fw_recurrence &desc, const fw_tensor &plain, fw_state_layout layout) {
-  detail::check(fw_recurrence_state_import(context.get(), &desc, &plain, layout));
+  detail::check(try_state_import(context, desc, plain, layout));
 }
 
 inline void state_export(const Context &context, const fw_recurrence &desc, const fw_tensor &plain, fw_state_layout layout) {
-  detail::check(fw_recurrence_state_export(context.get(), &desc, &plain, layout));
+  detail::check(try_state_export(context, desc, plain, layout));
 }
 #endif
 
