@@ -137,7 +137,12 @@ def test_the_child_of_a_fork_computes():
         expected = all_ways()
         child = os.fork()
         if child == 0:
-            os._exit(0 if all_ways() == expected and explicit.threads == 3 else 1)
+            good = all_ways() == expected and explicit.threads == 3
+            good = good and len(os.listdir('/proc/self/task')) >= 6  # this one, 2 and 3 of the new contexts
+            del explicit, plan  # their threads end
+            fastweight.set_num_threads(1)
+            fastweight.ops.retention(q, q, q)
+            os._exit(0 if good and len(os.listdir('/proc/self/task')) == 1 else 1)
         print(os.waitpid(child, 0)[1], all_ways() == expected)
     """
     assert run(program) == ["0", "True"]

@@ -76,12 +76,15 @@ def heads_first(x):
     return np.ascontiguousarray(np.swapaxes(x, 1, 2)).swapaxes(1, 2)
 
 
+@pytest.mark.parametrize("turn", (0, 1, 2))
 @pytest.mark.parametrize("as_torch", (False, pytest.param(True, marks=needs_torch)))
 @pytest.mark.parametrize("op", cases.ROW_NAMES)
-def test_strides_do_not_matter(op, as_torch):
+def test_strides_do_not_matter(op, as_torch, turn):
     call = cases.make(op, seed=5, B=2, T=9, H=2, HV=4, K=5, V=6)
-    views = {"q": heads_first, "k": spread, "v": turned, "g": heads_first, "beta": turned, "a": spread, "b": turned, "p": heads_first,
-             "erase_gate": turned, "write_gate": spread, "initial_state": spread}
+    kinds = (heads_first, spread, turned)
+    names = ("q", "k", "v", "g", "beta", "a", "b", "p", "erase_gate", "write_gate")
+    views = {name: kinds[(i + turn) % 3] for i, name in enumerate(names)}
+    views["initial_state"] = (heads_first, spread, spread)[turn]
     dense, strided = forward(call, "f32", as_torch), forward(call, "f32", as_torch, views)
     for name, x in dense.items():
         assert x.tobytes() == strided[name].tobytes(), f"{op} {name}"
