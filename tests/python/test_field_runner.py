@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 import fastweight_c as fw
+from field import measured
 
 MODEL = fw.REPOSITORY / "models" / "byte-hybrid"
 TEXT = "The old house stood at the end of the road, and nobody had opened its door for years. "
@@ -115,3 +116,12 @@ def test_field_141_a_prompt_of_ten_thousand_bytes(program, tmp_path):
 def test_field_141_any_bytes_are_a_prompt(program):
     for raw in (bytes(range(1, 256)), b"\xff\xfe" * 50):
         assert len(greedy(program, "--tokens", 3, stdin=raw)) <= 3
+
+
+def test_field_116_prefill_is_not_token_by_token(program):
+    """The report asks that a token of a prefill costs a tenth of a decoded one, of a GPU. One thread; a loop over tokens gives 1."""
+    def prefill_over_decode():
+        speed = json.loads(program("bench", "--model-only", "--threads", 1, "--seconds", 0.1, "--json"))["model"]
+        return speed["decode_tokens_per_second"] / speed["prefill_tokens_per_second"]
+
+    measured(prefill_over_decode, 0.25)
