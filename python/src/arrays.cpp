@@ -12,14 +12,14 @@ constexpr const char *kFloats = "float32, bfloat16, float16 or float64";
 constexpr const char *kOrIndices = ", or int32 and int64 for indices";
 
 struct Names {
-  PyObject *torch, *data_ptr, *shape, *stride, *dtype, *is_cpu, *is_cuda, *requires_grad, *name, *dunder_name;
+  PyObject *torch, *data_ptr, *shape, *stride, *dtype, *is_cpu, *is_cuda, *is_neg, *requires_grad;
 };
 
 const Names &names() {
   static const Names made = [] {
     const auto intern = [](const char *text) { return PyUnicode_InternFromString(text); };
-    return Names{intern("torch"),  intern("data_ptr"), intern("shape"),         intern("stride"), intern("dtype"),
-                 intern("is_cpu"), intern("is_cuda"),  intern("requires_grad"), intern("name"),   intern("__name__")};
+    return Names{intern("torch"),  intern("data_ptr"), intern("shape"),  intern("stride"),       intern("dtype"),
+                 intern("is_cpu"), intern("is_cuda"),  intern("is_neg"), intern("requires_grad")};
   }();
   return made;
 }
@@ -147,9 +147,15 @@ Reading read_torch(const Place &place, PyObject *x, const Torch &torch, fw_tenso
   const Py_ssize_t ndim = PyTuple_Size(shape.ptr());
   check_ndim(place, ndim);
   view->ndim = static_cast<int32_t>(ndim);
+  bool may_be_part = true;
   for (int i = 0; i < view->ndim; ++i) {
     view->shape[i] = item(shape.ptr(), i);
     view->strides[i] = item(stride.ptr(), i);
+    may_be_part = may_be_part && (view->shape[i] == 1 || view->strides[i] % 2 == 0);
+  }
+  // the imaginary part of a conjugated tensor holds the negative of what its memory says; its strides are even
+  if (may_be_part && call_method(x, names().is_neg).ptr() == Py_True) {
+    throw_value_error(place, "is a view with torch's negative bit, allowed tensors after resolve_neg()");
   }
   reading.requires_grad = is_true(x, names().requires_grad);
   return reading;

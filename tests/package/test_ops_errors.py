@@ -114,6 +114,9 @@ def test_torch_tensors_that_are_refused():
     refused(ValueError, "delta_rule: q is on the device meta, allowed cpu", ops.delta_rule, q.to("meta"), q, q, h)
     allowed = "allowed float32, bfloat16, float16 or float64, or int32 and int64 for indices"
     refused(ValueError, f"delta_rule: q has dtype torch.bool, {allowed}", ops.delta_rule, q.bool(), q, q, h)
+    negative = torch.complex(q, q + 1).conj().imag
+    refused(ValueError, "delta_rule: v is a view with torch's negative bit, allowed tensors after resolve_neg()", ops.delta_rule, q, q, negative, h)
+    assert torch.equal(ops.linear_attn(q + 1, q + 1, negative.resolve_neg())[0], ops.linear_attn(q + 1, q + 1, -(q + 1))[0])
     refused(ValueError, "delta_rule: k has dtype bf16, allowed fp32", ops.delta_rule, q, q.bfloat16(), q, h)
 
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package as installed: info, marker of types, cost of the import."""
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
 
 from package_calls import ROOT, environment, fastweight
 
@@ -42,3 +45,15 @@ def test_the_example_of_the_readme_runs():
     assert float(lines[0].split(":")[1]) < 7 * 16 * 2.0 ** -24
     assert "(1, 6, 2, 8) (1, 2, 16, 8)" in lines[1]
     assert lines[2] == "refused: gated_delta_rule: beta has shape [1,6,2], expected [1,7,2]"
+
+
+def test_the_page_shows_calls_that_run():
+    """The indented lines of docs/python.md that are Python, in order."""
+    lines = re.findall(r"^    ((?:from|o|step)\b.*)$", (ROOT / "docs/python.md").read_text(), re.MULTILINE)
+    assert len(lines) >= 6
+    rng = np.random.default_rng(1)
+    q, k, v, g = rng.standard_normal((4, 1, 1, 2, 8)).astype(np.float32)
+    scope = {"q": q, "k": k, "v": v, "g": -np.abs(g), "beta": np.full((1, 1, 2), 0.5, np.float32),
+             "state": np.zeros((1, 2, 8, 8), np.float32), "other": np.zeros((1, 2, 8, 8), np.float32)}
+    exec("\n".join(lines), scope)  # noqa: S102, our own page
+    assert scope["o"].shape == (1, 1, 2, 8) and scope["other"].any()
