@@ -1,17 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts: options and their refusals, the pool, a host's parallel_for, several contexts and several calling threads.
 #include <gtest/gtest.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "core/context.hpp"
+#include "cpu/level_impl.hpp"
 #include "cpu/thread_pool.hpp"
 #include "fastweight/fastweight.h"
+
+namespace {
+bool refuses_memory = false;
+}
+
+// What the library allocates with std::nothrow fails on request.
+void *operator new(size_t size, const std::nothrow_t &) noexcept {
+  if (refuses_memory) return nullptr;
+  try {
+    return ::operator new(size);
+  } catch (const std::bad_alloc &) {
+    return nullptr;
+  }
+}
 
 namespace {
 
@@ -99,6 +118,71 @@ TEST(Context, RefusesBadOptions) {
   fw_context_destroy(context);
   unsetenv("FW_NUM_THREADS");
   fw_context_destroy(nullptr);
+}
+
+TEST(Context, NoMemoryForTheContext) {
+  const fw_context_options options = threads(1);
+  fw_context *context = reinterpret_cast<fw_context *>(1);
+  refuses_memory = true;
+  const fw_status status = fw_context_create(&options, &context);
+  refuses_memory = false;
+  EXPECT_EQ(status, FW_OUT_OF_MEMORY);
+  EXPECT_STREQ(fw_last_error(), "context_create: no memory for the context");
+  EXPECT_EQ(context, nullptr);
+}
+
+#if defined(__has_feature)
+#define FW_TEST_HAS_FEATURE(x) __has_feature(x)
+#else
+#define FW_TEST_HAS_FEATURE(x) 0
+#endif
+
+// In a child whose address space has room for a few stacks only. The threads that did start have ended: a context of
+// one thread can be made there still.
+TEST(Context, ThreadsThatDoNotStart) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || FW_TEST_HAS_FEATURE(address_sanitizer) || \
+    FW_TEST_HAS_FEATURE(thread_sanitizer)
+  GTEST_SKIP() << "not run: a sanitizer's shadow memory does not fit a limited address space";
+#else
+  const auto child = [] {
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    const int n_read = file ? fscanf(file, "%ld", &pages) : 0;
+    if (file) fclose(file);
+    const rlim_t room = static_cast<rlim_t>(pages) * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (rlim_t{64} << 20);
+    const struct rlimit limit = {room, room};
+    if (n_read != 1 || setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    fw_context_options options = threads(1024);
+    fw_context *context = nullptr;
+    const fw_status status = fw_context_create(&options, &context);
+    fprintf(stderr, "status %d, context %d: %s\n", status, context != nullptr, fw_last_error());
+    options.n_threads = 1;
+    _exit(fw_context_create(&options, &context) == FW_OK ? 0 : 1);
+  };
+  EXPECT_EXIT(child(), testing::ExitedWithCode(0), "status 3, context 0: context_create: could not start 1023 threads: .+");
+#endif
+}
+
+TEST(Context, LevelsThatRefuseSayWhy) {
+  Context context(threads(1));
+  context.p->cpu_level = fw::kBaseline;
+  for (int32_t level = -1; level <= fw::kLevelCount; ++level) {
+    fw::Reason reason;
+    const bool is_accepted = fw::accepts_level(*context.p, FW_DEVICE_CPU, false, level, reason);
+    EXPECT_EQ(is_accepted, level == fw::kBaseline);
+    const std::string name = fw::level_name(level);
+    if (!fw::level_is_built(level)) {
+      EXPECT_EQ(reason.text, name + " is not built into this library");
+    } else if (level > fw::kBaseline) {
+      EXPECT_EQ(reason.text, "this machine does not execute " + name);
+    }
+  }
+  fw::Reason reason;
+  EXPECT_FALSE(fw::level_is_built(fw::kLevelCount));
+  EXPECT_FALSE(fw::accepts_level(*context.p, FW_DEVICE_CUDA, false, fw::kBaseline, reason));
+  EXPECT_STREQ(reason.text, "device is 1, this runs on 0 (CPU)");
+  EXPECT_FALSE(fw::accepts_level(*context.p, FW_DEVICE_CPU, true, fw::kBaseline, reason));
+  EXPECT_STREQ(reason.text, "operands are fp64, this computes fp32, bf16 and fp16");
 }
 
 TEST(Context, ForcedImplementationThatRefusesIsAnError) {
