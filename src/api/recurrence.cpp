@@ -58,13 +58,18 @@ fw_status move_state(const fw_context *context, const fw_recurrence *desc, const
   if (layout != FW_STATE_KV && layout != FW_STATE_VK) {
     return fail(FW_INVALID_ARGUMENT, "%s: layout is %d, allowed KV (0) or VK (1)", op, layout);
   }
-  if (!p.state.data && fw::numel(p.state) > 0) return fail(FW_INVALID_ARGUMENT, "%s: state has a null data pointer", op);
+  FW_TRY(fw::check_tensor(op, "state", p.state, p.state.shape, p.state.ndim, true));
   const int64_t slots = p.state.shape[0];
   const int64_t shape[] = {slots, p.HV, layout == FW_STATE_VK ? p.V : p.K, layout == FW_STATE_VK ? p.K : p.V};
   const fw_dtype allowed[] = {FW_F32, FW_BF16, FW_F16};
   FW_TRY(fw::check_dtype(op, "plain", *plain, allowed, 3));
   FW_TRY(fw::check_tensor(op, "plain", *plain, shape, 4, true));
-  if (!is_import) FW_TRY(fw::check_output(op, "plain", *plain));
+  if (is_import) {
+    FW_TRY(fw::check_disjoint(op, "state", p.state, "plain", *plain));
+  } else {
+    FW_TRY(fw::check_output(op, "plain", *plain));
+    FW_TRY(fw::check_disjoint(op, "plain", *plain, "state", p.state));
+  }
   const int64_t width = fw::recurrence::opaque_elements(p) / p.K;
   for (int64_t i = 0; i < slots * p.HV * p.K; ++i) {
     const int64_t k = i % p.K, hv = i / p.K % p.HV, slot = i / p.K / p.HV;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Malformed descriptors: a valid call with random fields set to random or extreme values, handed to every function of
-// the family. Each must return a status and a sentence and must not crash, write past a buffer or read what it was
-// not given. FW_FUZZ_COUNT: descriptors (20000, with FW_TEST_FULL=1 a million); FW_FUZZ_SEED: of the first (1); a
-// failing one is run alone with count 1 and its seed. Seeds that once failed are kept in the list below.
+// the family, to the copies of states and to the functions of forms.h. Each must return a status and a sentence and
+// must not crash, write past a buffer or read what it was not given. FW_FUZZ_COUNT: descriptors (20000, with
+// FW_TEST_FULL=1 a million; a quarter of it for copies and for forms); FW_FUZZ_SEED: of the first (1); a failing one is
+// run alone with the count and the seed that it prints. Seeds that once failed are kept in the list below.
+#include "fuzz_forms.hpp"
 #include "harness_pieces.hpp"
 
 namespace fw::test {
@@ -258,6 +260,108 @@ TEST(Fuzz, KeptSeeds) {
   // not given
   for (uint64_t seed : {2086267, 3107025}) one_descriptor(seed, context, &counts);
   EXPECT_EQ(counts.ran, 2);
+}
+
+// Import and export of an opaque state: descriptor, state and plain tensor damaged as above.
+void one_state_copy(uint64_t seed, const Context &context, Counts *counts) {
+  Random random(seed);
+  Spec spec = spec_of(random.integer(1, FW_OP_COUNT - 1));
+  spec.T = random.integer(0, 2), spec.K = random.integer(1, 6), spec.V = random.integer(1, 10);
+  spec.dtype = random.integer(FW_F32, FW_F16);
+  Call call(spec, rounded_operands(spec, true), FW_STEP);
+  call.desc.state_layout = FW_STATE_OPAQUE;
+  int64_t elements = 0;
+  ASSERT_EQ(fw_recurrence_opaque_size(context.get(), &call.desc, &elements), FW_OK) << fw_last_error();
+  const bool is_import = random.chance(0.5);
+  const fw_state_layout layout = random.chance(0.5) ? FW_STATE_KV : FW_STATE_VK;
+  const int64_t slots = spec.N() + random.integer(0, 2);
+  const auto made = [&](const std::vector<int64_t> &shape, fw_dtype dtype, Strides strides) {
+    Values values = make_values(shape);
+    for (double &x : values.data) x = random.normal();
+    return Buffer(values, dtype, strides);
+  };
+  const bool is_vk = layout == FW_STATE_VK;
+  Buffer state =
+      made({slots, spec.HV(), elements}, static_cast<fw_dtype>(random.integer(FW_F32, FW_F16)), Strides::kDense);
+  Buffer plain = made({slots, spec.HV(), is_vk ? spec.V : spec.K, is_vk ? spec.K : spec.V},
+                      static_cast<fw_dtype>(random.integer(FW_F32, FW_F16)),
+                      random.chance(0.5) ? Strides::kDense : Strides::kNegative);
+  fw_tensor to = plain.tensor();
+  call.desc.state = state.tensor();
+  fw_state_layout asked = layout;
+  const int64_t n_damages = random.integer(0, 2);
+  for (int64_t i = 0; i < n_damages; ++i) {
+    switch (random.integer(0, 6)) {
+      case 0: damage_setting(call.desc, random); break;
+      case 1: damage_tensor(call.desc.state, random); break;
+      case 2: damage_tensor(random.chance(0.5) ? call.desc.q : call.desc.v, random); break;
+      case 3:
+        asked = static_cast<fw_state_layout>(random.chance(0.5) ? random.integer(0, 3) : strange(random));
+        break;
+      case 4:
+        (random.chance(0.5) ? to : call.desc.state) = random.chance(0.5) ? plain.tensor() : state.tensor();
+        break;
+      case 5: (random.chance(0.5) ? to : call.desc.state).data = state.tensor().data; break;
+      default: damage_tensor(to, random);
+    }
+  }
+  if (call.desc.struct_size > sizeof call.desc && call.desc.struct_size <= 16384) call.desc.struct_size = 12;
+  fw_recurrence_opaque_size(context.get(), &call.desc, &elements);
+  const std::vector<const Buffer *> buffers = {&state, &plain};
+  if (!is_inside(call, call.desc.state, buffers) || !is_inside(call, to, buffers)) return;
+  const fw_tensor *plain_or_none = random.chance(0.02) ? nullptr : &to;
+  const fw_status status = is_import ? fw_recurrence_state_import(context.get(), &call.desc, plain_or_none, asked)
+                                     : fw_recurrence_state_export(context.get(), &call.desc, plain_or_none, asked);
+  (status == FW_OK ? counts->accepted : counts->refused) += 1;
+  if (status == FW_OK) {
+    const fw_tensor &source = is_import ? to : call.desc.state;
+    for (const Buffer *buffer : buffers) {
+      const unsigned char *data = static_cast<const unsigned char *>(source.data);
+      const bool is_source = data >= buffer->begin() && data < buffer->end();
+      EXPECT_TRUE(!is_source || numel(source) == 0 || buffer->is_unchanged()) << "the source was written";
+    }
+    return;
+  }
+  EXPECT_TRUE(status == FW_INVALID_ARGUMENT || status == FW_UNSUPPORTED) << status;  // the latter: another device
+  EXPECT_NE(strchr(fw_last_error(), ':'), nullptr) << fw_last_error();
+  EXPECT_TRUE(state.is_unchanged() && plain.is_unchanged()) << "a refusal wrote: " << fw_last_error();
+}
+
+template <class One>
+void run_seeds(const char *what, uint64_t count, One one) {
+  const uint64_t first = number("FW_FUZZ_SEED", 1);
+  Counts counts;
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    one(seed, &counts);
+    if (testing::Test::HasFailure()) {
+      FAIL() << "seed " << seed << ": FW_FUZZ_SEED=" << seed
+             << " FW_FUZZ_COUNT=4 ops_recurrence_fuzz --gtest_filter=" << what;
+    }
+  }
+  printf("%s: %lld refused, %lld accepted\n", what, static_cast<long long>(counts.refused),
+         static_cast<long long>(counts.accepted));
+  if (count >= 1000) {
+    EXPECT_GT(counts.refused, static_cast<int64_t>(count) / 10);
+    EXPECT_GT(counts.accepted, static_cast<int64_t>(count) / 10);
+  }
+}
+
+TEST(Fuzz, StateCopies) {
+  const Context context("", 1);
+  run_seeds("Fuzz.StateCopies", n_descriptors() / 4,
+            [&](uint64_t seed, Counts *counts) { one_state_copy(seed, context, counts); });
+}
+
+TEST(Fuzz, Forms) {
+  run_seeds("Fuzz.Forms", n_descriptors() / 4, [](uint64_t seed, Counts *counts) {
+    const FormCall call = seed % 2 ? one_form<FormsF64>(seed, strange) : one_form<FormsF32>(seed, strange);
+    (call.status == FW_OK ? counts->accepted : counts->refused) += 1;
+    EXPECT_LT(call.status, FW_INTERNAL);
+    EXPECT_TRUE(call.inputs_unchanged) << "function " << call.function;
+    if (call.status == FW_OK) return;
+    EXPECT_NE(strchr(fw_last_error(), ':'), nullptr) << fw_last_error();
+    EXPECT_TRUE(call.outputs_unchanged) << "function " << call.function << " refused and wrote: " << fw_last_error();
+  });
 }
 
 // Bytes of chance in the whole struct.

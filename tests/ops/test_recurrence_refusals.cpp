@@ -357,7 +357,15 @@ TEST(Refusals, OpaqueState) {
   call.desc.state.data = nullptr;
   EXPECT_EQ(fw_recurrence_state_import(context.get(), &call.desc, &plain, FW_STATE_KV), FW_INVALID_ARGUMENT);
   EXPECT_STREQ(fw_last_error(), "kda: state has a null data pointer");
+  call.desc.state.data = static_cast<char *>(opaque.tensor().data) + 1;
+  EXPECT_EQ(fw_recurrence_state_import(context.get(), &call.desc, &plain, FW_STATE_KV), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(), "kda: state has a data pointer that is not a multiple of 4 bytes");
   call.desc.state = opaque.tensor();
+  fw_tensor shared = fw_dense(opaque.tensor().data, FW_F32, 4, plain.shape);
+  EXPECT_EQ(fw_recurrence_state_import(context.get(), &call.desc, &shared, FW_STATE_KV), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(), "kda: output state shares memory with plain, allowed: none");
+  EXPECT_EQ(fw_recurrence_state_export(context.get(), &call.desc, &shared, FW_STATE_KV), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(), "kda: output plain shares memory with state, allowed: none");
   call.desc.state.shape[2] += 1;
   EXPECT_EQ(fw_recurrence_state_export(context.get(), &call.desc, &plain, FW_STATE_KV), FW_INVALID_ARGUMENT);
   EXPECT_NE(std::string(fw_last_error()).find("kda: state has shape [4,4,"), std::string::npos) << fw_last_error();
