@@ -74,8 +74,8 @@ fw_status check_tensor(const char *op, const char *name, const fw_tensor &t, con
   int64_t count = 1;
   for (int32_t i = 0; i < ndim; ++i) {
     if (t.shape[i] != shape[i]) {
-      return fail(FW_INVALID_ARGUMENT, "%s: %s has shape %s, expected %s", op, name, shape_text(t, found, sizeof found),
-                  shape_text(shape, ndim, allowed, sizeof allowed));
+      return fail(FW_INVALID_ARGUMENT, "%s: %s has shape %s, expected %s", op, name,
+                  shape_text(t, found, sizeof found), shape_text(shape, ndim, allowed, sizeof allowed));
     }
     if (t.shape[i] < 0) {
       return fail(FW_INVALID_ARGUMENT, "%s: %s has shape %s, sizes must not be negative", op, name,
@@ -103,11 +103,15 @@ fw_status check_tensor(const char *op, const char *name, const fw_tensor &t, con
   return FW_OK;
 }
 
-fw_status check_dtype(const char *op, const char *name, const fw_tensor &t, const fw_dtype *allowed, int32_t n_allowed) {
+fw_status check_dtype(const char *op, const char *name, const fw_tensor &t, const fw_dtype *allowed,
+                      int32_t n_allowed) {
   char list[96] = "";
   size_t length = 0;
   for (int32_t i = 0; i < n_allowed; ++i) {
     if (t.dtype == allowed[i]) return FW_OK;
+    bool is_named = false;
+    for (int32_t j = 0; j < i; ++j) is_named = is_named || allowed[j] == allowed[i];
+    if (is_named) continue;
     const int n = snprintf(list + length, sizeof list - length, "%s%s", i ? ", " : "", dtype_name(allowed[i]));
     length += n > 0 && length + static_cast<size_t>(n) < sizeof list ? static_cast<size_t>(n) : 0;
   }
@@ -122,11 +126,12 @@ fw_status check_output(const char *op, const char *name, const fw_tensor &t) {
   if (overlap == Overlap::kSome) {
     return fail(FW_INVALID_ARGUMENT, "%s: output %s overlaps itself: strides %s", op, name, strides);
   }
-  return fail(FW_INVALID_ARGUMENT, "%s: output %s may overlap itself: strides %s need more than %lld cases to tell", op,
-              name, strides, static_cast<long long>(kOverlapCases));
+  return fail(FW_INVALID_ARGUMENT, "%s: output %s may overlap itself: strides %s need more than %lld cases to tell",
+              op, name, strides, static_cast<long long>(kOverlapCases));
 }
 
-fw_status check_disjoint(const char *op, const char *out_name, const fw_tensor &out, const char *name, const fw_tensor &t) {
+fw_status check_disjoint(const char *op, const char *out_name, const fw_tensor &out, const char *name,
+                         const fw_tensor &t) {
   if (!given(out) || !given(t) || numel(out) == 0 || numel(t) == 0 || !out.data || !t.data) return FW_OK;
   int64_t low[2], high[2];
   if (!offset_range(out, &low[0], &high[0]) || !offset_range(t, &low[1], &high[1])) return FW_OK;
@@ -143,16 +148,19 @@ fw_status check_disjoint(const char *op, const char *out_name, const fw_tensor &
   return FW_OK;
 }
 
-fw_status check_cu_seqlens(const char *op, const fw_tensor &cu, int64_t batch, int64_t tokens, bool with_data, int64_t *n) {
+fw_status check_cu_seqlens(const char *op, const fw_tensor &cu, int64_t batch, int64_t tokens, bool with_data,
+                           int64_t *n) {
   const fw_dtype allowed[] = {FW_I32, FW_I64};
   FW_TRY(check_dtype(op, "cu_seqlens", cu, allowed, 2));
   if (cu.ndim != 1 || cu.shape[0] < 1) {
     char found[160];
-    return fail(FW_INVALID_ARGUMENT, "%s: cu_seqlens has shape %s, expected [N+1]", op, shape_text(cu, found, sizeof found));
+    return fail(FW_INVALID_ARGUMENT, "%s: cu_seqlens has shape %s, expected [N+1]", op,
+                shape_text(cu, found, sizeof found));
   }
   FW_TRY(check_tensor(op, "cu_seqlens", cu, cu.shape, 1, with_data));
   if (batch != 1) {
-    return fail(FW_INVALID_ARGUMENT, "%s: batch is %lld, must be 1 with cu_seqlens", op, static_cast<long long>(batch));
+    return fail(FW_INVALID_ARGUMENT, "%s: batch is %lld, must be 1 with cu_seqlens", op,
+                static_cast<long long>(batch));
   }
   *n = cu.shape[0] - 1;
   if (!with_data) return FW_OK;

@@ -2,8 +2,8 @@
 // Malformed descriptors: a valid call with random fields set to random or extreme values, handed to every function of
 // the family, to the copies of states and to the functions of forms.h. Each must return a status and a sentence and
 // must not crash, write past a buffer or read what it was not given. FW_FUZZ_COUNT: descriptors (20000, with
-// FW_TEST_FULL=1 a million; a quarter of it for copies and for forms); FW_FUZZ_SEED: of the first (1); a failing one is
-// run alone with the count and the seed that it prints. Seeds that once failed are kept in the list below.
+// FW_TEST_FULL=1 a million; a quarter of it for copies and for forms); FW_FUZZ_SEED: of the first (1); a failing one
+// is run alone with the count and the seed that it prints. Seeds that once failed are kept in the list below.
 #include "fuzz_forms.hpp"
 #include "harness_pieces.hpp"
 
@@ -76,16 +76,22 @@ void damage_tensor(fw_tensor &t, Random &random) {
     case 1: t.ndim = static_cast<int32_t>(strange(random)); break;
     case 2: t.data = nullptr; break;
     case 3: t = fw_tensor{}; break;
-    case 4: case 5: t.shape[random.integer(0, FW_MAX_DIMS - 1)] = strange(random); break;
-    case 6: t.shape[random.integer(0, FW_MAX_DIMS - 1)] -= 1; break;
+    case 4:
+    case 5: t.shape[random.integer(0, FW_MAX_DIMS - 1)] = strange(random); break;
+    case 6: {
+      int64_t &size = t.shape[random.integer(0, FW_MAX_DIMS - 1)];
+      if (size > INT64_MIN) --size;
+      break;
+    }
     case 7: t.strides[random.integer(0, FW_MAX_DIMS - 1)] = 0; break;
     case 8: std::swap(t.shape[random.integer(0, 3)], t.shape[random.integer(0, 3)]); break;
     default: t.strides[random.integer(0, FW_MAX_DIMS - 1)] = strange(random); break;
   }
 }
 void damage_setting(fw_recurrence &d, Random &random) {
-  int32_t *const enums[] = {&d.op, &d.gate, &d.erase, &d.form, &d.device, &d.state_layout, &d.normalizer, &d.qk_norm,
-                            &d.gate_input, &d.beta_input, &d.n_sub, &d.layer_idx, &d.num_layers};
+  int32_t *const enums[] = {&d.op,           &d.gate,       &d.erase,     &d.form,       &d.device,
+                            &d.state_layout, &d.normalizer, &d.qk_norm,   &d.gate_input, &d.beta_input,
+                            &d.n_sub,        &d.layer_idx,  &d.num_layers};
   double *const reals[] = {&d.scale, &d.gate_normalizer, &d.gate_lower_bound, &d.g_min};
   switch (random.integer(0, 5)) {
     case 0: *reals[random.integer(0, 3)] = strange_real(random); break;
@@ -134,11 +140,13 @@ bool is_written(const Call &call, const Buffer &buffer) {
   return false;
 }
 
-struct Counts { int64_t accepted = 0, refused = 0, ran = 0; };
+struct Counts {
+  int64_t accepted = 0, refused = 0, ran = 0;
+};
 
 void one_descriptor(uint64_t seed, const Context &context, Counts *counts) {
   Random random(seed);
-  const std::vector<Spec> &rows = [] () -> const std::vector<Spec> & {
+  const std::vector<Spec> &rows = []() -> const std::vector<Spec> & {
     static const std::vector<Spec> all = [] {
       std::vector<Spec> list = option_rows();
       for (const Spec &s : axes_rows()) list.push_back(s);

@@ -112,6 +112,12 @@ TEST(Refusals, SizesAndOperands) {
        [](Call &c) { c.desc.q.shape[1] = INT64_MAX / 2; }},
       {"kda: q has shape [2,288230376151711744,2,5], more than 2^58 elements", FW_FORWARD, kda(),
        [](Call &c) { c.desc.q.shape[1] = int64_t{1} << 58; }},
+      {"kda: 1152921504606846976 sequences of 4 heads and 0 rows, more than 2^58 elements", FW_FORWARD, kda(),
+       [](Call &c) {
+         for (fw_tensor *t : {&c.desc.q, &c.desc.k, &c.desc.v, &c.desc.g, &c.desc.beta}) {
+           t->shape[0] = int64_t{1} << 60, t->shape[1] = 0;
+         }
+       }},
       {"kda: k has a data pointer that is not a multiple of 4 bytes", FW_FORWARD, kda(),
        [](Call &c) { c.desc.k.data = static_cast<char *>(c.desc.k.data) + 1; }},
       {"kda: q has dtype int32, allowed fp32, bf16, fp16, fp64", FW_FORWARD, kda(),
@@ -123,7 +129,7 @@ TEST(Refusals, SizesAndOperands) {
        [](Call &c) { c.desc.k.strides[1] = INT64_MAX / 8; }},
       {"kda: g is missing", FW_FORWARD, kda(), [](Call &c) { c.desc.g = fw_tensor{}; }},
       {"kda: g has 3 dimensions, expected 4", FW_FORWARD, kda(), [](Call &c) { c.desc.g.ndim = 3; }},
-      {"kda: g has dtype fp16, allowed fp32, fp32", FW_FORWARD, kda(), [](Call &c) { c.desc.g.dtype = FW_F16; }},
+      {"kda: g has dtype fp16, allowed fp32", FW_FORWARD, kda(), [](Call &c) { c.desc.g.dtype = FW_F16; }},
       {"kda: beta has shape [2,7,2], expected [2,7,4]", FW_FORWARD, kda(), [](Call &c) { c.desc.beta.shape[2] = 2; }},
       {"kda: p is given, this operator does not take it", FW_FORWARD, kda(), [](Call &c) { c.desc.p = c.desc.k; }},
       {"linear_attn: beta is given, this operator does not take it", FW_FORWARD, spec_of(FW_OP_LINEAR_ATTN),

@@ -72,17 +72,19 @@ fw_status read_settings(const fw_recurrence &d, fw_direction direction, Problem 
   }
   FW_TRY(check_number(op, "scale", d.scale, isfinite(d.scale), "finite numbers"));
   FW_TRY(check_number(op, "gate_normalizer", d.gate_normalizer, isfinite(d.gate_normalizer), "finite numbers"));
-  FW_TRY(check_number(op, "gate_lower_bound", d.gate_lower_bound, d.gate_lower_bound <= 0 && isfinite(d.gate_lower_bound),
+  FW_TRY(check_number(op, "gate_lower_bound", d.gate_lower_bound,
+                      d.gate_lower_bound <= 0 && isfinite(d.gate_lower_bound),
                       "finite numbers below 0, or 0 for the default"));
-  FW_TRY(check_number(op, "g_min", d.g_min, d.g_min <= 0 && isfinite(d.g_min), "finite numbers below 0, or 0 for none"));
+  FW_TRY(
+      check_number(op, "g_min", d.g_min, d.g_min <= 0 && isfinite(d.g_min), "finite numbers below 0, or 0 for none"));
   p->gate_normalizer = d.gate_normalizer == 0 ? 16 : d.gate_normalizer;
   p->gate_lower_bound = d.gate_lower_bound == 0 ? -5 : d.gate_lower_bound;
   p->g_min = d.g_min;
   const int64_t num_layers = d.num_layers == 0 ? 1 : d.num_layers;
   if (row->op == FW_OP_LIGHTNING) {
     if (num_layers < 1 || d.layer_idx < 0 || d.layer_idx >= num_layers) {
-      return fail(FW_INVALID_ARGUMENT, "%s: layer_idx is %d of num_layers %d, allowed 0 to num_layers - 1", op, d.layer_idx,
-                  d.num_layers);
+      return fail(FW_INVALID_ARGUMENT, "%s: layer_idx is %d of num_layers %d, allowed 0 to num_layers - 1", op,
+                  d.layer_idx, d.num_layers);
     }
     p->lightning_slope = 1.0 - static_cast<double>(d.layer_idx) / static_cast<double>(num_layers);
   } else if (d.layer_idx != 0 || d.num_layers != 0) {
@@ -95,7 +97,10 @@ fw_status read_settings(const fw_recurrence &d, fw_direction direction, Problem 
 // Sizes from q and v, before the operands are compared with them.
 fw_status read_sizes(const fw_recurrence &d, Problem *p, const Row &row) {
   const char *op = p->op_name;
-  const struct { const char *name; const fw_tensor &t; } firsts[] = {{"q", d.q}, {"k", d.k}, {"v", d.v}};
+  const struct {
+    const char *name;
+    const fw_tensor &t;
+  } firsts[] = {{"q", d.q}, {"k", d.k}, {"v", d.v}};
   for (const auto &first : firsts) {
     if (!given(first.t)) return fail(FW_INVALID_ARGUMENT, "%s: %s is missing", op, first.name);
     if (first.t.ndim != 4) {
@@ -106,17 +111,21 @@ fw_status read_sizes(const fw_recurrence &d, Problem *p, const Row &row) {
   p->HV = d.v.shape[2], p->V = d.v.shape[3];
   char found[160];
   if (p->B < 0 || p->T < 0) {
-    return fail(FW_INVALID_ARGUMENT, "%s: q has shape %s, sizes must not be negative", op, shape_text(d.q, found, sizeof found));
+    return fail(FW_INVALID_ARGUMENT, "%s: q has shape %s, sizes must not be negative", op,
+                shape_text(d.q, found, sizeof found));
   }
   if (p->K < 1 || p->K > kMaxHeadSize) {
-    return fail(FW_INVALID_ARGUMENT, "%s: K (last size of q) is %lld, allowed 1 to %lld", op, ll(p->K), ll(kMaxHeadSize));
+    return fail(FW_INVALID_ARGUMENT, "%s: K (last size of q) is %lld, allowed 1 to %lld", op, ll(p->K),
+                ll(kMaxHeadSize));
   }
   if (p->V < 1 || p->V > kMaxHeadSize) {
-    return fail(FW_INVALID_ARGUMENT, "%s: V (last size of v) is %lld, allowed 1 to %lld", op, ll(p->V), ll(kMaxHeadSize));
+    return fail(FW_INVALID_ARGUMENT, "%s: V (last size of v) is %lld, allowed 1 to %lld", op, ll(p->V),
+                ll(kMaxHeadSize));
   }
   if (p->H < 1 || p->HV < 1 || p->HV % p->H != 0) {
-    return fail(FW_INVALID_ARGUMENT, "%s: v has %lld heads and q has %lld, the first must be a multiple of the second", op,
-                ll(p->HV), ll(p->H));
+    return fail(FW_INVALID_ARGUMENT,
+                "%s: v has %lld heads and q has %lld, the first must be a multiple of the second", op, ll(p->HV),
+                ll(p->H));
   }
   if (!mul_fits(p->T, p->n_sub, &p->R)) return fail(FW_INVALID_ARGUMENT, "%s: T * n_sub does not fit in 64 bits", op);
   const double default_scale = row.default_scale != 0 ? row.default_scale : 1.0 / sqrt(static_cast<double>(p->K));
@@ -130,11 +139,21 @@ struct Operand {
   const char *name;
   const fw_tensor *from;
   fw_tensor *to;
-  uint32_t bit;      // catalogue bit, 0: always needed
+  uint32_t bit;  // catalogue bit, 0: always needed
   int64_t shape[4];
   int32_t ndim;
   bool may_be_fp32;  // beside the dtype of q
 };
+
+// Products of the counts stay far from 64 bits, in calls without elements too.
+fw_status check_counts(const Problem &p) {
+  constexpr int64_t kMost = int64_t{1} << 58;
+  int64_t cells = p.N, rows = p.N;
+  const bool fits = mul_fits(cells, p.HV, &cells) && mul_fits(cells, p.K * p.V, &cells) && mul_fits(rows, p.R, &rows);
+  if (fits && cells <= kMost && rows <= kMost && p.R <= kMost) return FW_OK;
+  return fail(FW_INVALID_ARGUMENT, "%s: %lld sequences of %lld heads and %lld rows, more than 2^58 elements",
+              p.op_name, ll(p.N), ll(p.HV), ll(p.R));
+}
 
 fw_status read_operands(const fw_recurrence &d, Problem *p, const Row &row, bool with_data) {
   const char *op = p->op_name;
@@ -172,12 +191,16 @@ fw_status read_operands(const fw_recurrence &d, Problem *p, const Row &row, bool
   const int64_t parameter_shape[] = {p->HV, p->K};
   p->a_log = d.a_log;
   p->dt_bias = d.dt_bias;
-  const struct { const char *name; const fw_tensor &t; int32_t ndim; } parameters[] = {
-      {"a_log", d.a_log, 1}, {"dt_bias", d.dt_bias, is_vector ? 2 : 1}};
+  const struct {
+    const char *name;
+    const fw_tensor &t;
+    int32_t ndim;
+  } parameters[] = {{"a_log", d.a_log, 1}, {"dt_bias", d.dt_bias, is_vector ? 2 : 1}};
   for (const auto &x : parameters) {
     if (!given(x.t)) continue;
     if (!has_parameters) {
-      return fail(FW_INVALID_ARGUMENT, "%s: %s is given, allowed with gate_input SOFTPLUS or BOUNDED only", op, x.name);
+      return fail(FW_INVALID_ARGUMENT, "%s: %s is given, allowed with gate_input SOFTPLUS or BOUNDED only", op,
+                  x.name);
     }
     FW_TRY(check_dtype(op, x.name, x.t, parameter, 1));
     FW_TRY(check_tensor(op, x.name, x.t, parameter_shape, x.ndim, with_data));
@@ -191,7 +214,7 @@ fw_status read_operands(const fw_recurrence &d, Problem *p, const Row &row, bool
   p->N = p->B;
   p->cu_seqlens = d.cu_seqlens;
   if (given(d.cu_seqlens)) FW_TRY(check_cu_seqlens(op, d.cu_seqlens, p->B, p->T, with_data, &p->N));
-  return FW_OK;
+  return check_counts(*p);
 }
 
 fw_status check_state(const Problem &p, const char *name, const fw_tensor &t, int64_t count, bool may_be_half,
@@ -205,7 +228,8 @@ fw_status check_state(const Problem &p, const char *name, const fw_tensor &t, in
   return is_output ? check_output(op, name, t) : FW_OK;
 }
 
-fw_status check_z(const Problem &p, const char *name, const fw_tensor &t, int64_t count, bool is_output, bool with_data) {
+fw_status check_z(const Problem &p, const char *name, const fw_tensor &t, int64_t count, bool is_output,
+                  bool with_data) {
   const char *op = p.op_name;
   if (!p.has_normalizer) {
     return fail(FW_INVALID_ARGUMENT, "%s: %s is given, allowed with normalizer SUM only", op, name);
@@ -254,8 +278,8 @@ fw_status read_step_state(const fw_recurrence &d, Problem *p, bool with_data) {
   if (p->has_normalizer && !given(d.state_z)) return fail(FW_INVALID_ARGUMENT, "%s: state_z is missing", op);
   if (!given(d.state_indices)) {
     if (slots < p->N) {
-      return fail(FW_INVALID_ARGUMENT, "%s: state has %lld slots, allowed at least N = %lld without state_indices", op,
-                  ll(slots), ll(p->N));
+      return fail(FW_INVALID_ARGUMENT, "%s: state has %lld slots, allowed at least N = %lld without state_indices",
+                  op, ll(slots), ll(p->N));
     }
     return FW_OK;
   }
@@ -267,8 +291,8 @@ fw_status read_step_state(const fw_recurrence &d, Problem *p, bool with_data) {
   for (int64_t n = 0; n < p->N; ++n) {
     const int64_t slot = load_int(d.state_indices, n);
     if (slot >= slots) {
-      return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] is %lld, allowed below the %lld slots of state", op, ll(n),
-                  ll(slot), ll(slots));
+      return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] is %lld, allowed below the %lld slots of state", op,
+                  ll(n), ll(slot), ll(slots));
     }
   }
   int64_t earlier;
@@ -299,7 +323,8 @@ fw_status read_states(const fw_recurrence &d, Problem *p, bool with_data) {
     FW_TRY(refuse_given(*p, "state", d.state, "in step"));
     FW_TRY(refuse_given(*p, "state_z", d.state_z, "in step"));
     FW_TRY(refuse_given(*p, "state_indices", d.state_indices, "in step"));
-    if (given(d.initial_state)) FW_TRY(check_state(*p, "initial_state", d.initial_state, p->N, true, false, with_data));
+    if (given(d.initial_state))
+      FW_TRY(check_state(*p, "initial_state", d.initial_state, p->N, true, false, with_data));
     if (given(d.initial_z)) FW_TRY(check_z(*p, "initial_z", d.initial_z, p->N, false, with_data));
   }
   if (p->direction == FW_BACKWARD) return FW_OK;
@@ -358,18 +383,46 @@ fw_status read_grads(const fw_recurrence_grads &g, Problem *p, bool with_data) {
 
 // Every output against every input and every later output.
 fw_status check_sharing(const Problem &p) {
-  struct Named { const char *name; const fw_tensor *t; };
-  const Named inputs[] = {{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"a", &p.a}, {"b", &p.b}, {"p", &p.p},
-                          {"erase_gate", &p.erase_gate}, {"write_gate", &p.write_gate}, {"g", &p.g}, {"beta", &p.beta},
-                          {"a_log", &p.a_log}, {"dt_bias", &p.dt_bias}, {"initial_state", &p.initial_state},
-                          {"initial_z", &p.initial_z}, {"d_o", &p.d_o}, {"d_final_state", &p.d_final_state},
+  struct Named {
+    const char *name;
+    const fw_tensor *t;
+  };
+  const Named inputs[] = {{"q", &p.q},
+                          {"k", &p.k},
+                          {"v", &p.v},
+                          {"a", &p.a},
+                          {"b", &p.b},
+                          {"p", &p.p},
+                          {"erase_gate", &p.erase_gate},
+                          {"write_gate", &p.write_gate},
+                          {"g", &p.g},
+                          {"beta", &p.beta},
+                          {"a_log", &p.a_log},
+                          {"dt_bias", &p.dt_bias},
+                          {"initial_state", &p.initial_state},
+                          {"initial_z", &p.initial_z},
+                          {"d_o", &p.d_o},
+                          {"d_final_state", &p.d_final_state},
                           {"d_final_z", &p.d_final_z}};
-  const Named outputs[] = {{"o", &p.o}, {"final_state", &p.final_state}, {"final_z", &p.final_z}, {"state", &p.state},
-                           {"state_z", &p.state_z}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}, {"da", &p.da},
-                           {"db", &p.db}, {"dp", &p.dp}, {"d_erase_gate", &p.d_erase_gate},
-                           {"d_write_gate", &p.d_write_gate}, {"dg", &p.dg}, {"dbeta", &p.dbeta},
-                           {"d_a_log", &p.d_a_log}, {"d_dt_bias", &p.d_dt_bias},
-                           {"d_initial_state", &p.d_initial_state}, {"d_initial_z", &p.d_initial_z}};
+  const Named outputs[] = {{"o", &p.o},
+                           {"final_state", &p.final_state},
+                           {"final_z", &p.final_z},
+                           {"state", &p.state},
+                           {"state_z", &p.state_z},
+                           {"dq", &p.dq},
+                           {"dk", &p.dk},
+                           {"dv", &p.dv},
+                           {"da", &p.da},
+                           {"db", &p.db},
+                           {"dp", &p.dp},
+                           {"d_erase_gate", &p.d_erase_gate},
+                           {"d_write_gate", &p.d_write_gate},
+                           {"dg", &p.dg},
+                           {"dbeta", &p.dbeta},
+                           {"d_a_log", &p.d_a_log},
+                           {"d_dt_bias", &p.d_dt_bias},
+                           {"d_initial_state", &p.d_initial_state},
+                           {"d_initial_z", &p.d_initial_z}};
   constexpr int kOutputs = sizeof outputs / sizeof outputs[0];
   for (int i = 0; i < kOutputs; ++i) {
     const bool is_written = !(p.direction == FW_BACKWARD && i == 0);
@@ -394,8 +447,8 @@ int64_t opaque_elements(const Problem &p) {
   return p.K * ((p.V + kPad - 1) / kPad * kPad);
 }
 
-fw_status make_problem(const fw_recurrence *desc, const fw_recurrence_grads *grads, fw_direction direction, bool with_data,
-                       Problem *problem) {
+fw_status make_problem(const fw_recurrence *desc, const fw_recurrence_grads *grads, fw_direction direction,
+                       bool with_data, Problem *problem) {
   fw_recurrence d;
   FW_TRY(read_descriptor("recurrence", desc, &d));
   Problem p = {};
@@ -406,7 +459,8 @@ fw_status make_problem(const fw_recurrence *desc, const fw_recurrence_grads *gra
   FW_TRY(read_states(d, &p, with_data));
   if (grads) {
     if (direction != FW_BACKWARD) {
-      return fail(FW_INVALID_ARGUMENT, "%s: grads is given, allowed null unless the direction is backward", p.op_name);
+      return fail(FW_INVALID_ARGUMENT, "%s: grads is given, allowed null unless the direction is backward",
+                  p.op_name);
     }
     fw_recurrence_grads g;
     FW_TRY(read_descriptor("recurrence", grads, &g, "grads"));
@@ -425,10 +479,11 @@ fw_status check_values(const Problem &p) {
     for (int64_t i = 0; i < p.B * p.T * p.HV * width; ++i) {
       const int64_t c = i % width, hv = i / width % p.HV, t = i / width / p.HV % p.T, b = i / width / p.HV / p.T;
       const int64_t last = p.gate == FW_GATE_VECTOR ? c * p.g.strides[3] : 0;
-      const double g = load_f64(p.g.data, p.g.dtype, b * p.g.strides[0] + t * p.g.strides[1] + hv * p.g.strides[2] + last);
+      const double g =
+          load_f64(p.g.data, p.g.dtype, b * p.g.strides[0] + t * p.g.strides[1] + hv * p.g.strides[2] + last);
       if (g < p.g_min) {
-        return fail(FW_INVALID_ARGUMENT, "%s: g[%lld,%lld,%lld] is %g, allowed at least g_min = %g", p.op_name, ll(b), ll(t),
-                    ll(hv), g, p.g_min);
+        return fail(FW_INVALID_ARGUMENT, "%s: g[%lld,%lld,%lld] is %g, allowed at least g_min = %g", p.op_name, ll(b),
+                    ll(t), ll(hv), g, p.g_min);
       }
     }
   }

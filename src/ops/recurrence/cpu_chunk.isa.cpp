@@ -58,10 +58,12 @@ void load_head_row(const fw_tensor &t, int64_t batch, int64_t row, int64_t head,
 void load_gate_parameters(const Problem &p, int64_t hv, Chunk &c) {
   if (!given(p.a_log) && !given(p.dt_bias)) return;
   const int64_t n = p.gate == FW_GATE_VECTOR ? p.K : 1;
-  for (int64_t i = 0; i < c.Kp; ++i) {
-    c.parameters[i] = i < n && given(p.a_log) ? load_f32(p.a_log.data, p.a_log.dtype, hv * p.a_log.strides[0]) : 0.0f;
+  for (int64_t i = 0; i < c.Kp; ++i) c.parameters[i] = c.parameters[c.Kp + i] = 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    if (given(p.a_log)) c.parameters[i] = load_f32(p.a_log.data, p.a_log.dtype, hv * p.a_log.strides[0]);
+    if (!given(p.dt_bias)) continue;
     const int64_t offset = hv * p.dt_bias.strides[0] + (p.gate == FW_GATE_VECTOR ? i * p.dt_bias.strides[1] : 0);
-    c.parameters[c.Kp + i] = i < n && given(p.dt_bias) ? load_f32(p.dt_bias.data, p.dt_bias.dtype, offset) : 0.0f;
+    c.parameters[c.Kp + i] = load_f32(p.dt_bias.data, p.dt_bias.dtype, offset);
   }
 }
 
