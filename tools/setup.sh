@@ -83,6 +83,10 @@ need() {
         [ -e /usr/include/gtest/gtest.h ] || fw_have_header gtest/gtest.h || missing+=(libgtest-dev)
         fw_have python3 || missing+=(python3)
         python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
+        # for the Python package
+        python3 -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+          >/dev/null 2>&1 || missing+=(python3-dev)
+        fw_have git || missing+=(git)
         fw_have pkg-config || missing+=(pkg-config)
         fw_have make || missing+=(make)
         fw_have patch || missing+=(patch)
