@@ -52,8 +52,8 @@ Spec draw(Spec s, int64_t dtype, int64_t regime, int64_t seed) {
   if (takes(s, recurrence::kBeta) && random.chance(0.3)) s.beta_input = random.integer(1, 2);
   if (s.op == FW_OP_LINEAR_ATTN && random.chance(0.5)) s.normalizer = FW_NORMALIZER_SUM;
   if (random.chance(0.2)) s.scale_milli = random.integer(100, 1500);
-  // the true db of 128 tokens at K = V = 128 reached 71447, which fp16 does not hold
-  if (is_large && dtype == FW_F16 && regime == kHold) s.K = 96, s.V = 64;
+  // the true db of 128 tokens and more reached 111114 at K = V = 128, which fp16 does not hold
+  if (is_large && dtype == FW_F16 && (regime == kHold || regime == kOneSign)) s.T = 71, s.K = 64, s.V = 48;
   return s;
 }
 

@@ -252,6 +252,8 @@ TEST(Promises, EveryHeadSize) {
       spec.K = sizes[(static_cast<int64_t>(r) * 7 + i * 11) % n_sizes],
       spec.V = sizes[(static_cast<int64_t>(r) * 3 + i * 13 + 5) % n_sizes];
       spec.T = spec.K * spec.V > 40000 && !is_full() ? 5 : 18;
+      // a unit key of one channel with beta = 1 erases to exactly 0 in the truth, and no error is small beside 0
+      if (spec.K == 1) spec.regime = kUnnormalised;
       for (fw_direction direction : kDirections) {
         const std::vector<Path> all_paths = paths(direction);
         Checked(spec, direction).run(all_paths[static_cast<size_t>(i) % all_paths.size()]);
