@@ -250,15 +250,15 @@ inline std::vector<std::string> impls_that_run() {
 
 // calls
 // The verbs of an operation as a type: FWTEST_API(norm) declares norm_api.
-#define FWTEST_API(op)                                                  \
-  struct op##_api {                                                     \
-    using Desc = fw_##op;                                               \
-    using Grads = fw_##op##_grads;                                      \
-    static constexpr auto check = fw_##op##_check;                      \
-    static constexpr auto workspace_size = fw_##op##_workspace_size;    \
-    static constexpr auto forward = fw_##op##_forward;                  \
-    static constexpr auto backward = fw_##op##_backward;                \
-    [[maybe_unused]] static constexpr auto explain = fw_##op##_explain; \
+#define FWTEST_API(op)                                                                \
+  struct op##_api {                                                                   \
+    using Desc = fw_##op;                                                             \
+    using Grads = fw_##op##_grads;                                                    \
+    [[maybe_unused]] static constexpr auto check = fw_##op##_check;                   \
+    [[maybe_unused]] static constexpr auto workspace_size = fw_##op##_workspace_size; \
+    [[maybe_unused]] static constexpr auto forward = fw_##op##_forward;               \
+    [[maybe_unused]] static constexpr auto backward = fw_##op##_backward;             \
+    [[maybe_unused]] static constexpr auto explain = fw_##op##_explain;               \
   }
 
 template <class Call>
