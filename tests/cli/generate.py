@@ -141,7 +141,8 @@ class Generate(program.ProgramTest):
             self.assertIn("(see fastweight generate --help)", line)
 
     def start(self, *args, **kwargs):
-        return subprocess.Popen([program.PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment(), **kwargs)
+        # unbuffered: communicate() would not see what a buffered read took beyond the bytes asked for
+        return subprocess.Popen([program.PROGRAM, *args], bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment(), **kwargs)
 
     def test_ctrl_c_ends_in_order_and_the_state_is_saved(self):
         state = self.path("e.state")

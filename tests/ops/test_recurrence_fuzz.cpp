@@ -115,6 +115,8 @@ bool is_inside(const Call &call, const fw_tensor &t, const std::vector<const Buf
   for (int32_t i = 0; i < t.ndim; ++i) {
     if (t.shape[i] <= 0) return true;  // empty, or refused
     const __int128 reach = static_cast<__int128>(t.shape[i] - 1) * t.strides[i];
+    constexpr __int128 kFar = __int128{1} << 80;
+    if (reach < -kFar || reach > kFar) return false;
     (reach < 0 ? low : high) += reach;
   }
   (void)call;
