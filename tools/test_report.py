@@ -25,7 +25,8 @@ def junit_cases(path):
             yield name, FAILED, ""
         elif skipped is not None or case.get("result") in ("skipped", "suppressed") or case.get("status") == "disabled":
             reason = (skipped.get("message") or skipped.text or "") if skipped is not None else "disabled"
-            yield name, NOT_RUN, " ".join(reason.split()) or "skipped without a reason"
+            # GoogleTest puts the place in the source before the reason
+            yield name, NOT_RUN, " ".join(reason.split("not run:")[-1].split()) or "skipped without a reason"
         elif case.get("status") == "notrun":
             yield name, NOT_RUN, "disabled"
         else:
