@@ -16,7 +16,7 @@ inline __attribute__((always_inline)) __m256 widen_bf16_8(const uint16_t *p) {
 FW_NOINLINE inline void load_row(const void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, int64_t padded, float *to) {
   if (dtype == FW_F32) {
     const float *from = static_cast<const float *>(data) + offset;
-    if (stride == 1) {
+    if (stride == 1 && n > 0) {  // a tensor without elements may have no address
       memcpy(to, from, static_cast<size_t>(n) * 4);
     } else {
       for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
@@ -49,7 +49,7 @@ FW_NOINLINE inline void load_row(const void *data, fw_dtype dtype, int64_t offse
 FW_NOINLINE inline void store_row(void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t n, const float *from) {
   if (dtype == FW_F32) {
     float *to = static_cast<float *>(data) + offset;
-    if (stride == 1) {
+    if (stride == 1 && n > 0) {  // a tensor without elements may have no address
       memcpy(to, from, static_cast<size_t>(n) * 4);
     } else {
       for (int64_t i = 0; i < n; ++i) to[i * stride] = from[i];
