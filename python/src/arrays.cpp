@@ -50,7 +50,7 @@ const char *name_of(fw_dtype dtype) {
 // the life of the process, as torch itself is.
 struct Torch {
   PyObject *tensor = nullptr, *dtypes[kDtypeCount] = {}, *empty = nullptr, *empty_like = nullptr, *empty_keywords = nullptr, *cpu = nullptr;
-  PyObject *is_grad_enabled = nullptr, *get_num_threads = nullptr;
+  PyObject *is_grad_enabled = nullptr, *get_num_threads = nullptr, *parameter = nullptr;
 };
 
 const Torch *torch_if_loaded() {
@@ -70,6 +70,7 @@ const Torch *torch_if_loaded() {
     found.is_grad_enabled = nb::object(torch.attr("is_grad_enabled")).release().ptr();
     found.get_num_threads = nb::object(torch.attr("get_num_threads")).release().ptr();
     found.empty_keywords = nb::make_tuple("dtype", "device").release().ptr();
+    found.parameter = nb::object(torch.attr("nn").attr("Parameter")).release().ptr();
     found.tensor = nb::object(torch.attr("Tensor")).release().ptr();
     known = found;
   } catch (nb::python_error &) {  // torch is being imported by another thread
@@ -124,9 +125,14 @@ void check_ndim(const Place &place, int64_t ndim) {
   if (ndim > FW_MAX_DIMS) throw_value_error(place, "has " + std::to_string(ndim) + " dimensions, allowed at most 5");
 }
 
-Reading read_torch(const Place &place, PyObject *x, const Torch &torch, fw_tensor *view) {
+Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may_be_subclass, fw_tensor *view) {
   Reading reading;
   reading.is_torch = true;
+  const PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(x));
+  if (type != torch.tensor && type != torch.parameter) {
+    reading.is_subclass = true;
+    if (!may_be_subclass) return reading;
+  }
   if (!is_true(x, names().is_cpu)) {
     if (!is_true(x, names().is_cuda)) {
       throw_value_error(place, "is on the device " + attribute_text(x, "device") + ", allowed cpu");
@@ -294,10 +300,11 @@ std::string repr(PyObject *x) {
   return text(words.ptr());
 }
 
-Reading read_array(const Place &place, PyObject *x, bool is_written, fw_tensor *view, std::vector<nb::object> *kept) {
+Reading read_array(const Place &place, PyObject *x, bool is_written, fw_tensor *view, std::vector<nb::object> *kept,
+                   bool may_be_subclass) {
   const Torch *torch = torch_if_loaded();
   if (torch != nullptr && PyObject_TypeCheck(x, reinterpret_cast<PyTypeObject *>(torch->tensor))) {
-    return read_torch(place, x, *torch, view);
+    return read_torch(place, x, *torch, may_be_subclass, view);
   }
   Reading reading;
   if (read_buffer(place, x, is_written, view)) return reading;

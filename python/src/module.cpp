@@ -49,6 +49,9 @@ NB_MODULE(_core, module) {
   nb::class_<Verb>(module, "Verb")
       .def(nb::init<const std::string &, int, const std::string &, const std::vector<std::string> &, int, const nb::dict &, int>())
       .def("__call__", &Verb::call)
+      .def("forward", &Verb::forward, nb::arg("values"), nb::arg("save"))
+      .def("backward", &Verb::backward, nb::arg("values"), nb::arg("incoming"), nb::arg("saved").none(), nb::arg("wanted"))
+      .def("saved_size", nb::overload_cast<const nb::tuple &>(&Verb::saved_size, nb::const_), nb::arg("values"))
       .def_prop_ro("label", &Verb::label)
       .def_prop_ro("n_positional", &Verb::n_positional)
       .def_prop_ro("arguments", [](const Verb &self) {

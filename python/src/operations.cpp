@@ -92,9 +92,10 @@ bool linear_y(const void *desc, fw_tensor *view) {
 }
 
 // The verbs of an operation behind one shape. kStep: its step, or nullptr.
-template <class Desc, auto kCheck, auto kSize, auto kForward, auto kStep, auto kExplain>
+template <class Desc, class Grads, auto kCheck, auto kSize, auto kForward, auto kBackward, auto kStep, auto kExplain>
 void set_verbs(Operation *operation) {
   operation->size = sizeof(Desc);
+  operation->grads_size = sizeof(Grads);
   operation->device_offset = offsetof(Desc, device);
   operation->check = [](const fw_context *c, const void *d, fw_direction direction) {
     return kCheck(c, static_cast<const Desc *>(d), nullptr, direction);
@@ -108,6 +109,9 @@ void set_verbs(Operation *operation) {
     }
     return kForward(c, static_cast<const Desc *>(d), workspace, bytes);
   };
+  operation->backward = [](fw_context *c, const void *d, const void *grads, void *workspace, uint64_t bytes) {
+    return kBackward(c, static_cast<const Desc *>(d), static_cast<const Grads *>(grads), workspace, bytes);
+  };
   operation->explain = [](const fw_context *c, const void *d, fw_direction direction, char *text, uint64_t n, uint64_t *needed) {
     return kExplain(c, static_cast<const Desc *>(d), direction, text, n, needed);
   };
@@ -115,7 +119,9 @@ void set_verbs(Operation *operation) {
 
 #define FIELD(name, kind, ...) {#name, offsetof(Desc, name), Kind::kind __VA_OPT__(,) __VA_ARGS__}
 #define VERBS(op, step) \
-  set_verbs<Desc, fw_##op##_check, fw_##op##_workspace_size, fw_##op##_forward, step, fw_##op##_explain>(&made)
+  set_verbs<Desc, fw_##op##_grads, fw_##op##_check, fw_##op##_workspace_size, fw_##op##_forward, fw_##op##_backward, step, \
+            fw_##op##_explain>(&made)
+#define GRAD(op, of, name) {#of, offsetof(fw_##op##_grads, name)}
 
 Operation recurrence() {
   using Desc = fw_recurrence;
@@ -138,6 +144,23 @@ Operation recurrence() {
   made.outputs = {{"o", offsetof(Desc, o), false, recurrence_o, "v"},
                   {"final_state", offsetof(Desc, final_state), true, recurrence_final_state, "initial_state"},
                   {"final_z", offsetof(Desc, final_z), true, recurrence_final_z}};
+  made.incoming = {GRAD(recurrence, o, d_o), GRAD(recurrence, final_state, d_final_state), GRAD(recurrence, final_z, d_final_z)};
+  made.outgoing = {
+      GRAD(recurrence, q, dq), GRAD(recurrence, k, dk), GRAD(recurrence, v, dv), GRAD(recurrence, a, da), GRAD(recurrence, b, db),
+      GRAD(recurrence, p, dp), GRAD(recurrence, erase_gate, d_erase_gate), GRAD(recurrence, write_gate, d_write_gate),
+      GRAD(recurrence, g, dg), GRAD(recurrence, beta, dbeta), GRAD(recurrence, a_log, d_a_log),
+      GRAD(recurrence, dt_bias, d_dt_bias), GRAD(recurrence, initial_state, d_initial_state),
+      GRAD(recurrence, initial_z, d_initial_z),
+  };
+  made.saved_offset = offsetof(Desc, saved);
+  made.saved_size_offset = offsetof(Desc, saved_size);
+  made.saved_size = [](const fw_context *c, const void *d, uint64_t *bytes) {
+    return fw_recurrence_saved_size(c, static_cast<const Desc *>(d), bytes);
+  };
+  made.saved_has_holes = [](const void *desc) {
+    const auto &d = *static_cast<const Desc *>(desc);
+    return d.cu_seqlens.dtype != FW_NONE || d.normalizer != FW_NORMALIZER_NONE || d.v.shape[3] % 16 != 0;
+  };
   return made;
 }
 
@@ -152,6 +175,9 @@ Operation short_conv() {
                  FIELD(activation, kEnum, kActivations)};
   made.outputs = {{"y", offsetof(Desc, y), false, like_x<Desc>, "x"},
                   {"final_state", offsetof(Desc, final_state), true, conv_final_state}};
+  made.incoming = {GRAD(short_conv, y, dy), GRAD(short_conv, final_state, d_final_state)};
+  made.outgoing = {GRAD(short_conv, x, dx), GRAD(short_conv, weight, dweight), GRAD(short_conv, bias, dbias),
+                   GRAD(short_conv, initial_state, d_initial_state)};
   return made;
 }
 
@@ -163,6 +189,8 @@ Operation norm() {
   made.fields = {FIELD(kind, kInt32), FIELD(x, kTensor), FIELD(weight, kTensor), FIELD(gate, kTensor),
                  FIELD(gate_activation, kEnum, kActivations), FIELD(eps, kDouble, nullptr, true)};
   made.outputs = {{"y", offsetof(Desc, y), false, like_x<Desc>, "x"}};
+  made.incoming = {GRAD(norm, y, dy)};
+  made.outgoing = {GRAD(norm, x, dx), GRAD(norm, weight, dweight), GRAD(norm, gate, dgate)};
   return made;
 }
 
@@ -174,6 +202,8 @@ Operation gate_activation() {
   made.fields = {FIELD(x, kTensor), FIELD(kind, kEnum, kGateKinds), FIELD(a_log, kTensor), FIELD(dt_bias, kTensor),
                  FIELD(normalizer, kDouble, nullptr, true), FIELD(lower_bound, kDouble, nullptr, true)};
   made.outputs = {{"y", offsetof(Desc, y), false, gate_y, "x"}};
+  made.incoming = {GRAD(gate_activation, y, dy)};
+  made.outgoing = {GRAD(gate_activation, x, dx), GRAD(gate_activation, a_log, d_a_log), GRAD(gate_activation, dt_bias, d_dt_bias)};
   return made;
 }
 
@@ -184,6 +214,8 @@ Operation feature_map() {
   VERBS(feature_map, nullptr);
   made.fields = {FIELD(x, kTensor), FIELD(kind, kEnum, kFeatureMaps)};
   made.outputs = {{"y", offsetof(Desc, y), false, like_x<Desc>, "x"}};
+  made.incoming = {GRAD(feature_map, y, dy)};
+  made.outgoing = {GRAD(feature_map, x, dx)};
   return made;
 }
 
@@ -197,6 +229,8 @@ Operation attention() {
                  FIELD(cache_lengths, kTensor), FIELD(cache_indices, kTensor), FIELD(window, kInt64),
                  FIELD(scale, kDouble, nullptr, true), FIELD(rope_theta, kDouble, nullptr, true)};
   made.outputs = {{"o", offsetof(Desc, o), false, attention_o, "q"}};
+  made.incoming = {GRAD(attention, o, d_o)};
+  made.outgoing = {GRAD(attention, q, dq), GRAD(attention, k, dk), GRAD(attention, v, dv)};
   return made;
 }
 
@@ -208,10 +242,13 @@ Operation linear() {
   made.options_offset = offsetof(Desc, options);
   made.fields = {FIELD(x, kTensor), FIELD(weight, kTensor), FIELD(bias, kTensor)};
   made.outputs = {{"y", offsetof(Desc, y), false, linear_y}};
+  made.incoming = {GRAD(linear, y, dy)};
+  made.outgoing = {GRAD(linear, x, dx), GRAD(linear, weight, dweight), GRAD(linear, bias, dbias)};
   return made;
 }
 
 #undef FIELD
+#undef GRAD
 #undef VERBS
 
 }  // namespace

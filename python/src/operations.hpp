@@ -31,6 +31,12 @@ struct Output {
   const char *pattern = "";  // a field that often has the same type and shape
 };
 
+// A tensor of the descriptor of gradients: coming in for an output, going out for a field.
+struct Gradient {
+  const char *of;
+  size_t offset;
+};
+
 struct Operation {
   const char *name;
   size_t size;
@@ -38,15 +44,21 @@ struct Operation {
   size_t options_offset;  // 0: none
   std::vector<Field> fields;
   std::vector<Output> outputs;
+  size_t grads_size;
+  std::vector<Gradient> incoming, outgoing;
+  size_t saved_offset, saved_size_offset;  // what forward leaves for backward; used where saved_size is given
+  fw_status (*saved_size)(const fw_context *, const void *, uint64_t *);
+  bool (*saved_has_holes)(const void *);  // whether forward leaves some of it unwritten
   fw_status (*check)(const fw_context *, const void *, fw_direction);
   fw_status (*workspace_size)(const fw_context *, const void *, fw_direction, uint64_t *);
   fw_status (*run)(fw_context *, const void *, fw_direction, void *, uint64_t);
+  fw_status (*backward)(fw_context *, const void *, const void *, void *, uint64_t);
   fw_status (*explain)(const fw_context *, const void *, fw_direction, char *, uint64_t, uint64_t *);
 
   const Field *find(const char *field) const;  // nullptr: none of that name
 };
 
-constexpr size_t kMaxDescriptor = sizeof(fw_recurrence);
+constexpr size_t kMaxDescriptor = sizeof(fw_recurrence), kMaxGrads = sizeof(fw_recurrence_grads);
 constexpr int kMaxOutputs = 3;
 
 const Operation *find_operation(const char *name);

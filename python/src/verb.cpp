@@ -27,11 +27,6 @@ struct Scratch {
 };
 thread_local Scratch t_scratch;
 
-template <class T>
-T &at(Filled *filled, size_t offset) {
-  return *reinterpret_cast<T *>(filled->desc + offset);
-}
-
 Argument make_argument(const Operation &operation, const std::string &name) {
   const Field *field = operation.find(name.c_str());
   if (field != nullptr) return {name, Role::kField, field, 0};
@@ -96,18 +91,19 @@ Verb::Verb(const std::string &operation, int direction, const std::string &label
 
 void Verb::read_tensor(const Argument &argument, PyObject *value, Filled *filled, fw_tensor *view) const {
   const Place place = {label_text(), argument.name.c_str()};
-  const Reading reading = read_array(place, value, argument.field->kind == Kind::kWritten, view, &filled->kept);
+  const Reading reading = read_array(place, value, argument.field->kind == Kind::kWritten, view, &filled->kept, filled->may_be_subclass);
   const bool is_host = argument.field->kind == Kind::kTensor && (view->dtype == FW_I32 || view->dtype == FW_I64);
   if (is_host && reading.device == FW_DEVICE_CPU) return;  // offsets and indices
   if (!filled->has_device) {
     filled->has_device = true;
     filled->is_torch = reading.is_torch;
-    at<fw_device>(filled, operation_->device_offset) = reading.device;
-  } else if (at<fw_device>(filled, operation_->device_offset) != reading.device) {
+    filled->at<fw_device>(operation_->device_offset) = reading.device;
+  } else if (filled->at<fw_device>(operation_->device_offset) != reading.device) {
     throw_value_error(place, reading.device == FW_DEVICE_CPU ? "is on cpu, the tensors before it are on cuda"
                                                              : "is on cuda, the tensors before it are on cpu");
   }
   if (reading.requires_grad) filled->requires_grad = true;
+  if (reading.is_subclass) filled->is_subclass = true;
   if (argument.pattern_of >= 0) {
     filled->patterns[argument.pattern_of] = reading.is_torch && reading.device == FW_DEVICE_CPU ? value : nullptr;
   }
@@ -123,7 +119,7 @@ void Verb::set_number(const Argument &argument, PyObject *value, Filled *filled)
     for (int32_t i = 0; field.words[i] != nullptr; ++i) {
       if (field.words[i][0] == 0) continue;
       if (word != nullptr && strcmp(word, field.words[i]) == 0) {
-        at<int32_t>(filled, field.offset) = i;
+        filled->at<int32_t>(field.offset) = i;
         return;
       }
       allowed += (allowed.empty() ? "\"" : ", \"") + std::string(field.words[i]) + "\"";
@@ -137,7 +133,7 @@ void Verb::set_number(const Argument &argument, PyObject *value, Filled *filled)
       throw nb::type_error((label_ + ": " + argument.name + " is " + repr(value) + ", allowed a number").c_str());
     }
     if (number == 0.0 && field.zero_is_default) throw_value_error(place, "is 0, allowed other numbers, or None for the default");
-    at<double>(filled, field.offset) = number;
+    filled->at<double>(field.offset) = number;
     return;
   }
   nb::object whole = nb::steal(PyNumber_Index(value));
@@ -152,14 +148,14 @@ void Verb::set_number(const Argument &argument, PyObject *value, Filled *filled)
     throw_value_error(place, "is " + repr(value) + (is_narrow ? ", allowed what 32 bits hold" : ", allowed what 64 bits hold"));
   }
   if (number == 0 && field.zero_is_default) throw_value_error(place, "is 0, allowed other numbers, or None for the default");
-  if (is_narrow) at<int32_t>(filled, field.offset) = static_cast<int32_t>(number);
-  else at<int64_t>(filled, field.offset) = number;
+  if (is_narrow) filled->at<int32_t>(field.offset) = static_cast<int32_t>(number);
+  else filled->at<int64_t>(field.offset) = number;
 }
 
 void Verb::fill(const nb::tuple &values, Filled *filled) const {
   memset(filled->desc, 0, operation_->size);
-  at<uint32_t>(filled, 0) = static_cast<uint32_t>(operation_->size);
-  for (const auto &[offset, value] : fixed_) at<int32_t>(filled, offset) = value;
+  filled->at<uint32_t>(0) = static_cast<uint32_t>(operation_->size);
+  for (const auto &[offset, value] : fixed_) filled->at<int32_t>(offset) = value;
   if (values.size() != arguments_.size()) throw nb::value_error((label_ + ": wrong number of values").c_str());
   for (size_t i = 0; i < arguments_.size(); ++i) {
     PyObject *value = PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i));
@@ -167,13 +163,13 @@ void Verb::fill(const nb::tuple &values, Filled *filled) const {
     const Argument &argument = arguments_[i];
     switch (argument.role) {
       case Role::kField:
-        if (is_tensor(argument)) read_tensor(argument, value, filled, &at<fw_tensor>(filled, argument.field->offset));
+        if (is_tensor(argument)) read_tensor(argument, value, filled, &filled->at<fw_tensor>(argument.field->offset));
         else set_number(argument, value, filled);
         break;
       case Role::kOutputFinalState: filled->wants_final = is_true(value); break;
       case Role::kODtype: filled->o_dtype = read_dtype({label_text(), argument.name.c_str()}, value); break;
       case Role::kOptionBit:
-        if (is_true(value)) at<uint32_t>(filled, operation_->options_offset) |= argument.option_bit;
+        if (is_true(value)) filled->at<uint32_t>(operation_->options_offset) |= argument.option_bit;
         break;
       case Role::kContext:
         try {
@@ -187,13 +183,12 @@ void Verb::fill(const nb::tuple &values, Filled *filled) const {
   }
   if (filled->context == nullptr) filled->context = default_context();
   describe_outputs(filled);
-  check_grad(*filled);
 }
 
 // Type and shape of every output that is wanted, no memory yet.
 void Verb::describe_outputs(Filled *filled) const {
   for (const Output &output : operation_->outputs) {
-    fw_tensor &view = at<fw_tensor>(filled, output.offset);
+    fw_tensor &view = filled->at<fw_tensor>(output.offset);
     view = fw_tensor{};
     if (output.is_final && (!filled->wants_final || direction_ != FW_FORWARD)) continue;
     if (!output.shape(filled->desc, &view)) view = fw_tensor{};
@@ -203,13 +198,13 @@ void Verb::describe_outputs(Filled *filled) const {
 
 void Verb::check_grad(const Filled &filled) const {
   if (!filled.requires_grad || !is_torch_grad_enabled()) return;
-  throw nb::value_error((label_ + ": an input requires grad, fastweight.ops computes no gradients; call it under torch.no_grad() "
-                                  "or with detached tensors").c_str());
+  throw nb::value_error((label_ + ": an input requires grad, a step and a plan compute no gradients; call it under "
+                                  "torch.no_grad() or with detached tensors").c_str());
 }
 
-uint64_t Verb::workspace_size(const Filled &filled) const {
+uint64_t Verb::workspace_size(const Filled &filled, fw_direction direction) const {
   uint64_t bytes = 0;
-  check_status(operation_->workspace_size(filled.context->get(), filled.desc, direction_, &bytes));
+  check_status(operation_->workspace_size(filled.context->get(), filled.desc, direction, &bytes));
   return bytes;
 }
 
@@ -218,13 +213,13 @@ nb::object Verb::allocate_outputs(Filled *filled) const {
   size_t count = 0;
   for (const Output &output : operation_->outputs) {
     if (static_cast<int>(count) == result_size_) break;
-    fw_tensor &view = at<fw_tensor>(filled, output.offset);
+    fw_tensor &view = filled->at<fw_tensor>(output.offset);
     if (view.dtype == FW_NONE) {
       results[count++] = nb::none();
       continue;
     }
     PyObject *like = filled->is_torch ? filled->patterns[count] : nullptr;
-    if (like != nullptr && !looks_like(view, at<fw_tensor>(filled, operation_->find(output.pattern)->offset))) like = nullptr;
+    if (like != nullptr && !looks_like(view, filled->at<fw_tensor>(operation_->find(output.pattern)->offset))) like = nullptr;
     results[count] = make_array({label_text(), output.name}, filled->is_torch, like, &view);
     ++count;
   }
@@ -242,36 +237,56 @@ nb::object Verb::explain(const Filled &filled) const {
   return nb::str(text.c_str());
 }
 
-void Verb::run(const Filled &filled, void *workspace, uint64_t size) const {
+// grads: nullptr, or the descriptor of gradients: then backward runs.
+void Verb::run(const Filled &filled, const void *grads, void *workspace, uint64_t size) const {
   fw_context *context = filled.context->get();
   const bool checks_values = operation_->options_offset != 0 &&
       (*reinterpret_cast<const uint32_t *>(filled.desc + operation_->options_offset) & FW_CHECK_VALUES) != 0;
   fw_status status = FW_OK;
   {
     nb::gil_scoped_release released;
-    if (checks_values) status = operation_->check(context, filled.desc, direction_);
-    if (status == FW_OK) status = operation_->run(context, filled.desc, direction_, workspace, size);
+    if (grads != nullptr) {
+      status = operation_->backward(context, filled.desc, grads, workspace, size);
+    } else {
+      if (checks_values) status = operation_->check(context, filled.desc, direction_);
+      if (status == FW_OK) status = operation_->run(context, filled.desc, direction_, workspace, size);
+    }
   }
   check_status(status);
 }
 
-nb::object Verb::call(const nb::tuple &values) const {
-  Filled filled;
-  fill(values, &filled);
-  if (filled.is_explain) return explain(filled);
-  const uint64_t bytes = workspace_size(filled);
-  nb::object results = allocate_outputs(&filled);
+void Verb::run_with_scratch(const Filled &filled, const void *grads, uint64_t bytes) const {
   if (bytes <= kKeptWorkspace) {
-    run(filled, t_scratch.reserve(bytes), bytes);
+    run(filled, grads, t_scratch.reserve(bytes), bytes);
   } else {
     const std::unique_ptr<unsigned char[]> once(new unsigned char[bytes]);
-    run(filled, once.get(), bytes);
+    run(filled, grads, once.get(), bytes);
   }
+}
+
+nb::object Verb::allocate_and_run(Filled *filled) const {
+  const uint64_t bytes = workspace_size(*filled, direction_);  // first: it refuses before anything is allocated
+  nb::object results = allocate_outputs(filled);
+  run_with_scratch(*filled, nullptr, bytes);
   return results;
+}
+
+nb::object Verb::call(const nb::tuple &values) const {
+  Filled filled;
+  filled.may_be_subclass = direction_ != FW_FORWARD;
+  fill(values, &filled);
+  if (filled.is_explain) return explain(filled);
+  if (direction_ != FW_FORWARD) {
+    check_grad(filled);
+  } else if (filled.is_subclass || (filled.requires_grad && is_torch_grad_enabled())) {
+    return nb::module_::import_("fastweight.torch._library").attr("call")(label_, values);
+  }
+  return allocate_and_run(&filled);
 }
 
 Plan::Plan(const Verb &verb, const nb::tuple &values) : verb_(&verb) {
   verb.fill(values, &filled_);
+  verb.check_grad(filled_);
   filled_.is_explain = false;
   for (size_t i = 0; i < verb.arguments_.size(); ++i) {
     nb::object value = nb::borrow(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)));
@@ -279,7 +294,7 @@ Plan::Plan(const Verb &verb, const nb::tuple &values) : verb_(&verb) {
     slots_.push_back({i, value});
     if (static_cast<int>(i) < verb.n_positional_) n_positional_ = slots_.size();
   }
-  workspace_.resize(verb.workspace_size(filled_));
+  workspace_.resize(verb.workspace_size(filled_, verb.direction_));
 }
 
 void Plan::bind(Slot *slot, nb::object value, Filled *filled) {
@@ -287,7 +302,7 @@ void Plan::bind(Slot *slot, nb::object value, Filled *filled) {
   const Place place = {verb_->label_text(), argument.name.c_str()};
   fw_tensor found = {};
   verb_->read_tensor(argument, value.ptr(), filled, &found);
-  fw_tensor &prepared = at<fw_tensor>(filled, argument.field->offset);
+  fw_tensor &prepared = filled->at<fw_tensor>(argument.field->offset);
   if (found.dtype != prepared.dtype) throw_value_error(place, "has another dtype than the plan was made for");
   bool is_same = found.ndim == prepared.ndim;
   for (int32_t i = 0; is_same && i < found.ndim; ++i) is_same = found.shape[i] == prepared.shape[i];
@@ -337,7 +352,7 @@ nb::object Plan::call(const nb::args &tensors, const nb::kwargs &others) {
   if (n_used != others.size()) throw nb::type_error((verb_->label_ + ": a name is given that the plan has no tensor for").c_str());
   verb_->check_grad(filled_);
   nb::object results = verb_->allocate_outputs(&filled_);
-  verb_->run(filled_, workspace_.data(), workspace_.size());
+  verb_->run(filled_, nullptr, workspace_.data(), workspace_.size());
   return results;
 }
 

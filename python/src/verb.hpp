@@ -29,12 +29,19 @@ struct Argument {
 
 // One call while it is put together: the descriptor and what belongs to it.
 struct Filled {
+  template <class T>
+  T &at(size_t offset) {
+    return *reinterpret_cast<T *>(desc + offset);
+  }
+
+
   alignas(8) unsigned char desc[kMaxDescriptor];
   std::shared_ptr<Context> context;
   std::vector<nb::object> kept;
   PyObject *patterns[kMaxOutputs] = {};  // torch tensors that an output may look like, see Output::pattern
   fw_dtype o_dtype = FW_NONE;
-  bool wants_final = false, is_explain = false, is_torch = false, requires_grad = false, has_device = false;
+  bool wants_final = false, is_explain = false, is_torch = false, requires_grad = false, is_subclass = false, has_device = false;
+  bool may_be_subclass = true;  // see read_array
 };
 
 class Verb {
@@ -43,8 +50,20 @@ class Verb {
   Verb(const std::string &operation, int direction, const std::string &label, const std::vector<std::string> &arguments,
        int n_positional, const nb::dict &fixed, int result_size);
 
-  // values: one for each argument, in order. Returns a tensor or a tuple; with explain the text.
+  // values: one for each argument, in order. Returns a tensor or a tuple; with explain the text. A forward of torch tensors
+  // that are to be differentiated or are no plain tensors goes to fastweight.torch, which comes back through forward().
   nb::object call(const nb::tuple &values) const;
+
+  // The same without that detour. With `save` the pair (result, uint8 tensor or None) that backward() wants.
+  nb::object forward(const nb::tuple &values, bool save) const;
+
+  // incoming: the gradient of each result, None for 0. wanted: the arguments whose gradients are returned, as a tuple in that
+  // order, each in its argument's dtype and shape.
+  nb::tuple backward(const nb::tuple &values, const nb::tuple &incoming, const nb::object &saved,
+                     const std::vector<int> &wanted) const;
+
+  // Bytes that forward(values, true) saves; 0 where nothing is saved.
+  uint64_t saved_size(const nb::tuple &values) const;
 
   const std::string &label() const { return label_; }
   const std::vector<Argument> &arguments() const { return arguments_; }
@@ -57,11 +76,14 @@ class Verb {
   void set_number(const Argument &argument, PyObject *value, Filled *filled) const;
   void describe_outputs(Filled *filled) const;
   void check_grad(const Filled &filled) const;
-  uint64_t workspace_size(const Filled &filled) const;
+  uint64_t workspace_size(const Filled &filled, fw_direction direction) const;
+  uint64_t saved_size(const Filled &filled) const;
   nb::object allocate_outputs(Filled *filled) const;
+  nb::object allocate_and_run(Filled *filled) const;
   nb::object explain(const Filled &filled) const;
-  void run(const Filled &filled, void *workspace, uint64_t size) const;
   const char *label_text() const { return label_.c_str(); }
+  void run(const Filled &filled, const void *grads, void *workspace, uint64_t size) const;
+  void run_with_scratch(const Filled &filled, const void *grads, uint64_t bytes) const;
 
   const Operation *operation_;
   fw_direction direction_;

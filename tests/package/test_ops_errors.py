@@ -106,11 +106,11 @@ def test_arguments_by_name():
 def test_torch_tensors_that_are_refused():
     q, h = torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 2)
     grad = torch.zeros(1, 4, 2, 8, requires_grad=True)
-    sentence = ("delta_rule: an input requires grad, fastweight.ops computes no gradients; call it under torch.no_grad() or with "
-                "detached tensors")
-    refused(ValueError, sentence, ops.delta_rule, q, grad, q, h)
+    sentence = ("delta_rule_step: an input requires grad, a step and a plan compute no gradients; call it under torch.no_grad() or "
+                "with detached tensors")
+    refused(ValueError, sentence, ops.delta_rule_step, q, grad, q, h, state=torch.zeros(1, 2, 8, 8))
     with torch.no_grad():
-        ops.delta_rule(q, grad, q, h)
+        ops.delta_rule_step(q, grad, q, h, state=torch.zeros(1, 2, 8, 8))
     refused(ValueError, "delta_rule: q is on the device meta, allowed cpu", ops.delta_rule, q.to("meta"), q, q, h)
     allowed = "allowed float32, bfloat16, float16 or float64, or int32 and int64 for indices"
     refused(ValueError, f"delta_rule: q has dtype torch.bool, {allowed}", ops.delta_rule, q.bool(), q, q, h)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the functions of fastweight.ops from the table: real signatures, docstrings, one _core.Verb each.
 
-A function is `def kda(q, k, ..., explain=False): return _verb((q, k, ..., explain))`, compiled once at import, so that its
-cost is that of one tuple.
+A function is `def kda(q, k, ..., explain=False): ... return _kda_verb((q, k, ..., explain))`, compiled once at import, so that
+its cost is that of one tuple. While torch.compile traces it, it names the torch operator instead: use_torch() says how to tell,
+and what to call.
 """
 import textwrap
 from dataclasses import dataclass
@@ -128,14 +129,25 @@ def signature(function, annotate=False):
     return ", ".join(positional + ["*"] + [one(argument) for argument in function.keywords])
 
 
+_scope = {"_is_tracing": bool}  # the globals of the functions; bool() is False
+
+
+def use_torch(is_tracing, torch_call):
+    """is_tracing() -> bool; torch_call(name, values) -> the result of that function."""
+    _scope.update(_is_tracing=is_tracing, _torch_call=torch_call)
+
+
 def make(namespace):
     """Puts every function into `namespace`; returns {function: its Verb}."""
-    source, scope, made = [], {}, []
+    source, made = [], []
+    scope = _scope
     for function in functions():
         names = [argument.name for argument in function.arguments()]
         scope[f"_{function.name}_verb"] = _core.Verb(function.operation, function.direction, function.name, names,
                                                      len(function.positional), function.fixed, len(function.results))
-        source.append(f"def {function.name}({signature(function)}):\n    return _{function.name}_verb(({', '.join(names)},))\n")
+        values = f"({', '.join(names)},)"
+        traced = f"    if _is_tracing():\n        return _torch_call({function.name!r}, {values})\n" if function.direction == FORWARD else ""
+        source.append(f"def {function.name}({signature(function)}):\n{traced}    return _{function.name}_verb({values})\n")
         made.append(function)
     exec(compile("\n".join(source), "<fastweight.ops>", "exec"), scope)  # noqa: S102, the table is ours
     verbs = {}

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every function of fastweight.ops as torch.library operators: fastweight::<name> and fastweight::<name>_backward.
+
+They are made from the table of fastweight.ops. An operator takes the function's arguments in its order (`context` as a
+number, no `explain`) and `save`: whether it returns, as its last tensor, what the backward can use instead of computing it
+again. A result that was not asked for is a tensor without elements. The shapes of all results follow from the shapes of the
+inputs, never from their data.
+"""
+import torch
+
+from .. import ops
+from .._core import Context, Verb
+from ..ops import _build
+
+LIBRARY = torch.library.Library("fastweight", "DEF")
+NO_GRADIENT = ("cu_seqlens", "start_positions")
+SEGMENT_ROWS = 64  # rows between two states of `saved`, whose width is a multiple of STATE_PAD; tests hold it to the engine
+STATE_PAD = 16
+SCHEMA_TYPES = {"float | None": "float?", "float": "float", "int | None": "int?", "int": "int", "bool": "bool", "object": "ScalarType?",
+                "Array": "Tensor", "Array | None": "Tensor?", "Context | None": "int"}
+
+_contexts: list[Context] = []  # kept: a graph may be run again
+
+
+def _context_number(context):
+    """0 for the default context, else its place in the list + 1."""
+    if context is None:
+        return 0
+    for number, known in enumerate(_contexts):
+        if known is context:
+            return number + 1
+    _contexts.append(context)
+    return len(_contexts)
+
+
+def _dtype(label, name, value):
+    if value is None or isinstance(value, torch.dtype):
+        return value
+    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    found = getattr(torch, text.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"{label}: {name} is {value!r}, allowed float32, bfloat16, float16 or float64")
+    return found
+
+
+# ---- shapes of results, from shapes of inputs ----
+
+def _sequences(x, batched):
+    return batched.shape[0] if x["cu_seqlens"] is None else x["cu_seqlens"].shape[0] - 1
+
+
+def _wide(like):
+    return torch.float64 if like.dtype == torch.float64 else torch.float32
+
+
+def _fake_o(x):
+    q, v = x["q"], x["v"]
+    return q.new_empty((q.shape[0], q.shape[1], v.shape[2], v.shape[3]), dtype=x["o_dtype"] or v.dtype)
+
+
+def _fake_final_state(x):
+    sizes = (x["q"].shape[3], x["v"].shape[3])
+    if x["state_layout"] == "vk":
+        sizes = sizes[::-1]
+    return x["q"].new_empty((_sequences(x, x["q"]), x["v"].shape[2]) + sizes, dtype=_wide(x["q"]))
+
+
+def _fake_final_z(x):
+    q = x["q"]
+    return q.new_empty((_sequences(x, q), q.shape[2], q.shape[3]), dtype=_wide(q))
+
+
+def _fake_saved(x):
+    q, k, v = x["q"], x["k"], x["v"]
+    rows, count = k.shape[1], _sequences(x, q)
+    slots = count * ((rows + SEGMENT_ROWS - 1) // SEGMENT_ROWS) if x["cu_seqlens"] is None else rows // SEGMENT_ROWS + count
+    width = v.shape[3] + (1 if x.get("normalizer", "none") == "sum" else 0)
+    width = (width + STATE_PAD - 1) // STATE_PAD * STATE_PAD
+    return q.new_empty((slots * v.shape[2] * q.shape[3] * width,), dtype=torch.float32)
+
+
+def _fake_y(x):
+    return x["x"].new_empty(x["x"].shape, dtype=x["y_dtype"])
+
+
+def _fake_conv_final_state(x):
+    return x["x"].new_empty((_sequences(x, x["x"]), x["x"].shape[2], x["weight"].shape[1] - 1))
+
+
+def _fake_attention_o(x):
+    q, v = x["q"], x["v"]
+    return q.new_empty((q.shape[0], q.shape[1], q.shape[2], v.shape[3]), dtype=x["o_dtype"] or v.dtype)
+
+
+FAKES = {
+    "o": _fake_o, "final_state": _fake_final_state, "final_z": _fake_final_z, "y": _fake_y,
+    "conv_final_state": _fake_conv_final_state, "attention_o": _fake_attention_o,
+    "gate_y": lambda x: x["x"].new_empty(x["x"].shape, dtype=x["y_dtype"] or _wide(x["x"])),
+    "linear_y": lambda x: x["x"].new_empty((x["x"].shape[0], x["weight"].shape[0]), dtype=x["y_dtype"]),
+}
+NDIM = {"recurrence": {"q": 4, "k": 4, "v": 4}, "attention": {"q": 4, "k": 4, "v": 4}, "short_conv": {"x": 3, "weight": 2},
+        "linear": {"x": 2, "weight": 2}}  # what the shapes are read from
+
+
+class Operator:
+    """The two torch.library operators of one function."""
+
+    def __init__(self, function: _build.Function, verb: Verb):
+        self.name, self.verb, self.results, self.operation = function.name, verb, function.results, function.operation
+        arguments = function.arguments()
+        self.names = [argument.name for argument in arguments]
+        kept = [argument for argument in arguments if argument.name != "explain"]
+        self.inputs = [argument.name for argument in kept]
+        self.tensors = [i for i, argument in enumerate(kept) if argument.type.startswith("Array")]
+        self.differentiable = [i for i in self.tensors if self.inputs[i] not in NO_GRADIENT]
+        self.dtype_names = [argument.name for argument in kept if argument.type == "object"]
+        self.final_results = [i for i, name in enumerate(self.results) if "final" in name]
+        self.saves = function.operation == "recurrence"
+        self._define(kept)
+
+    def _define(self, kept):
+        fields = [f"{SCHEMA_TYPES.get(argument.type, 'str')} {argument.name}" for argument in kept]
+        count = len(self.results) + (1 if self.saves else 0)
+        result = "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
+        save = ["bool save"] if self.saves else []
+        incoming = [f"Tensor? d_result_{i}" for i in range(len(self.results))] + (["Tensor? saved"] if self.saves else [])
+        tags = (torch.Tag.pt2_compliant_tag,)
+        LIBRARY.define(f"{self.name}({', '.join(fields + save)}) -> {result}", tags=tags)
+        LIBRARY.define(f"{self.name}_backward({', '.join(incoming + fields)}, bool[] wanted) -> Tensor[]", tags=tags)
+        name, backward = f"fastweight::{self.name}", f"fastweight::{self.name}_backward"
+        LIBRARY.impl(self.name, self.forward, "CompositeExplicitAutograd")
+        LIBRARY.impl(f"{self.name}_backward", self.backward, "CompositeExplicitAutograd")
+        torch.library.register_fake(name, self.fake, lib=LIBRARY)
+        torch.library.register_fake(backward, self.fake_backward, lib=LIBRARY)
+        torch.library.register_autograd(name, self.differentiate, setup_context=self.keep, lib=LIBRARY)
+        torch.library.register_autograd(backward, self.refuse_second, lib=LIBRARY)
+        self.forward_op = getattr(torch.ops.fastweight, self.name).default
+        self.backward_op = getattr(torch.ops.fastweight, f"{self.name}_backward").default
+
+    def _values(self, inputs):
+        """An operator's arguments as the verb takes them."""
+        given = dict(zip(self.inputs, inputs, strict=True))
+        number = given["context"]
+        given["context"] = _contexts[number - 1] if number else None
+        given["explain"] = False
+        return tuple(given[name] for name in self.names)
+
+    def forward(self, *arguments):
+        inputs, save = (arguments[:-1], arguments[-1]) if self.saves else (arguments, False)
+        found = self.verb.forward(self._values(inputs), save)
+        result, saved = found if save else (found, None)
+        results = [result] if len(self.results) == 1 else list(result)
+        if self.saves:
+            results.append(saved)
+        results = [inputs[0].new_empty(0) if x is None else x for x in results]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def fake(self, *arguments):
+        inputs, save = (arguments[:-1], arguments[-1]) if self.saves else (arguments, False)
+        x = dict(zip(self.inputs, inputs, strict=True))
+        for name, ndim in NDIM.get(self.operation, {}).items():
+            if x[name].dim() != ndim:
+                raise ValueError(f"{self.name}: {name} has {x[name].dim()} dimensions, allowed {ndim}")
+        results = []
+        for name in self.results:
+            is_wanted = ("final" not in name or x["output_final_state"]) and (name != "final_z" or x["normalizer"] == "sum")
+            results.append(FAKES[name](x) if is_wanted else inputs[0].new_empty(0))
+        if self.saves:
+            results.append(_fake_saved(x) if save else inputs[0].new_empty(0))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def keep(self, ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+        inputs = inputs[:-1] if self.saves else inputs
+        saved = [output[-1]] if self.saves else []
+        ctx.save_for_backward(*(inputs[i] for i in self.tensors), *saved)
+        is_tensor = set(self.tensors)
+        ctx.options = [None if i in is_tensor else x for i, x in enumerate(inputs)]
+
+    def differentiate(self, ctx, *incoming):
+        inputs = list(ctx.options)
+        for i, x in zip(self.tensors, ctx.saved_tensors[:len(self.tensors)], strict=True):
+            inputs[i] = x
+        saved = [ctx.saved_tensors[-1]] if self.saves else []
+        wanted = [ctx.needs_input_grad[i] for i in self.differentiable]
+        found = iter(self.backward_op(*incoming[:len(self.results)], *saved, *inputs, wanted))
+        gradients = [None] * (len(inputs) + (1 if self.saves else 0))
+        for i, is_wanted in zip(self.differentiable, wanted, strict=True):
+            if is_wanted:
+                gradients[i] = next(found)
+        return tuple(gradients)
+
+    def _split_backward(self, arguments):
+        count = len(self.results)
+        incoming, rest = arguments[:count], arguments[count:-1]
+        saved, inputs = (rest[0], rest[1:]) if self.saves else (None, rest)
+        wanted = [i for i, is_wanted in zip(self.differentiable, arguments[-1], strict=True) if is_wanted]
+        return incoming, saved, inputs, wanted
+
+    def backward(self, *arguments):
+        incoming, saved, inputs, wanted = self._split_backward(arguments)
+        if saved is not None and saved.numel() == 0:
+            saved = None
+        places = [self.names.index(self.inputs[i]) for i in wanted]
+        return list(self.verb.backward(self._values(inputs), incoming, saved, places))
+
+    def fake_backward(self, *arguments):
+        _, _, inputs, wanted = self._split_backward(arguments)
+        return [inputs[i].new_empty(inputs[i].shape) for i in wanted]
+
+    def refuse_second(self, ctx, *incoming):
+        raise NotImplementedError(f"{self.name}: a second derivative is asked for, allowed first derivatives")
+
+    def __call__(self, values):
+        given = dict(zip(self.names, values, strict=True))
+        if given.pop("explain"):
+            raise ValueError(f"{self.name}: explain is True, allowed False where a graph is traced")
+        given["context"] = _context_number(given["context"])
+        for name in self.dtype_names:
+            given[name] = _dtype(self.name, name, given[name])
+        inputs = [given[name] for name in self.inputs]
+        is_differentiated = False
+        for i in self.tensors:
+            x = inputs[i]
+            if x is not None and not isinstance(x, torch.Tensor):
+                raise TypeError(f"{self.name}: {self.inputs[i]} is of type {type(x).__name__}, allowed torch tensors where one is differentiated")
+            is_differentiated = is_differentiated or (x is not None and x.requires_grad)
+        save = []
+        if self.saves:  # the chunk form alone saves, in float32
+            has_saved = given["form"] in ("auto", "chunk") and given["q"].dtype != torch.float64
+            save = [is_differentiated and has_saved and torch.is_grad_enabled()]
+        found = self.forward_op(*inputs, *save)
+        if len(self.results) == 1:
+            return found[0] if self.saves else found
+        results = list(found[:len(self.results)])
+        for i in self.final_results:
+            if not given["output_final_state"] or (self.results[i] == "final_z" and given["normalizer"] == "none"):
+                results[i] = None
+        return tuple(results)
+
+
+OPERATORS = {}
+for _function in _build.functions():
+    if _function.direction == _build.FORWARD:
+        OPERATORS[_function.name] = Operator(_function, ops._VERBS[getattr(ops, _function.name)])
+
+
+def call(name, values):
+    """The function `name` of fastweight.ops through its operator; `values` in the order of its signature."""
+    return OPERATORS[name](values)
