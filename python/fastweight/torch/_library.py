@@ -176,15 +176,19 @@ class Operator:
         ctx.save_for_backward(*(inputs[i] for i in self.tensors), *saved)
         is_tensor = set(self.tensors)
         ctx.options = [None if i in is_tensor else x for i, x in enumerate(inputs)]
+        if self.saves and ctx.options[self.inputs.index("form")] == "parallel":  # has a forward only
+            ctx.options[self.inputs.index("form")] = "auto"
 
     def differentiate(self, ctx, *incoming):
         inputs = list(ctx.options)
+        gradients = [None] * (len(inputs) + (1 if self.saves else 0))
+        if all(x is None for x in incoming[:len(self.results)]):
+            return tuple(gradients)
         for i, x in zip(self.tensors, ctx.saved_tensors[:len(self.tensors)], strict=True):
             inputs[i] = x
         saved = [ctx.saved_tensors[-1]] if self.saves else []
         wanted = [ctx.needs_input_grad[i] for i in self.differentiable]
         found = iter(self.backward_op(*incoming[:len(self.results)], *saved, *inputs, wanted))
-        gradients = [None] * (len(inputs) + (1 if self.saves else 0))
         for i, is_wanted in zip(self.differentiable, wanted, strict=True):
             if is_wanted:
                 gradients[i] = next(found)
@@ -222,6 +226,8 @@ class Operator:
         is_differentiated = False
         for i in self.tensors:
             x = inputs[i]
+            if x is not None and self.inputs[i] in NO_GRADIENT:
+                x = inputs[i] = torch.as_tensor(x)
             if x is not None and not isinstance(x, torch.Tensor):
                 raise TypeError(f"{self.name}: {self.inputs[i]} is of type {type(x).__name__}, allowed torch tensors where one is differentiated")
             is_differentiated = is_differentiated or (x is not None and x.requires_grad)
