@@ -2,12 +2,10 @@
 """Calls of fla's functions as calls of fastweight.ops: one function for all of them, with _table.ENTRIES as its data."""
 import torch
 
-from .. import ops
+from .. import ops, torch as _operators  # noqa: F401, with it torch.compile sees through ops
 from . import _axes, _checks
 from ._table import ENTRIES, FAMILIES
 
-# What goes along with time, beside q, k and v.
-SEQUENCES = ("g", "beta", "p", "a", "b", "erase_gate", "write_gate")
 OF_KEYS = ("p", "a", "b", "erase_gate", "write_gate")  # in q's dtype
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
