@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causal softmax attention as a layer: full or sliding window, grouped heads, rotary embedding."""
+import torch
+from torch import nn
+
+from ._base import Mixer, check, heads
+from ._ops import ops
+from ._sequences import longest, positions, rotate, sequence_of_row, sequences
+from .norms import RMSNorm
+
+
+class Attention(Mixer):
+    """o_proj(attention(rope(q_proj x), rope(k_proj x), v_proj x)), scale head_dim^-1/2.
+
+    num_kv_heads: key and value heads, a divisor of num_heads; head_dim: hidden_size / num_heads when None.
+    qk_norm: RMS norms q_norm, k_norm [head_dim] before the rotation. window_size: tokens that a query reaches back to, itself
+    included; None: all. rope_theta: None for no rotary embedding.
+    The cache keeps min(window_size, what is needed) rows a sequence.
+    """
+
+    def __init__(self, hidden_size=2048, num_heads=32, num_kv_heads=None, qkv_bias=False, qk_norm=False, window_size=None, rope_theta=10000.0,
+                 max_position_embeddings=None, layer_idx=None, head_dim=None):
+        super().__init__(layer_idx)
+        self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_heads if num_kv_heads is None else num_kv_heads
+        check(num_heads % self.num_kv_heads == 0, f"Attention: num_kv_heads is {num_kv_heads}, allowed divisors of num_heads, {num_heads}")
+        self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
+        self.qkv_bias, self.qk_norm, self.window_size, self.rope_theta = qkv_bias, qk_norm, window_size, rope_theta
+        self.max_position_embeddings = max_position_embeddings
+        wide, narrow = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, wide, bias=qkv_bias)
+        self.k_proj = nn.Linear(hidden_size, narrow, bias=qkv_bias)
+        self.v_proj = nn.Linear(hidden_size, narrow, bias=qkv_bias)
+        self.o_proj = nn.Linear(wide, hidden_size, bias=False)
+        if qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, dtype=torch.float32)
+            self.k_norm = RMSNorm(self.head_dim, dtype=torch.float32)
+
+    def mix(self, x, cu_seqlens, part, use_cache):
+        q, k, v = (heads(proj(x), self.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        window, found = self.window_size or 0, {}
+        recorded = torch.is_grad_enabled() and q.requires_grad
+        if not part and (recorded or not use_cache):
+            o = ops.attention(q, k, v, window=window, rope_theta=self.rope_theta, cu_seqlens=cu_seqlens)
+        if part and recorded:
+            o = self.over_history(q, k, v, cu_seqlens, part)
+        if use_cache or (part and not recorded):
+            with torch.no_grad():
+                found = self.ring(k, v, cu_seqlens, part)
+                if part and not use_cache:
+                    found = {name: tensor.clone() for name, tensor in found.items()}
+                stepped = ops.attention_step(q.detach(), k.detach(), v.detach(), k_cache=found["keys"], v_cache=found["values"],
+                                             cache_lengths=self.lengths(x, cu_seqlens, part), window=window, rope_theta=self.rope_theta,
+                                             cu_seqlens=cu_seqlens)
+            o = o if recorded else stepped
+        return self.o_proj(o.flatten(-2)), found
+
+    @staticmethod
+    def lengths(x, cu_seqlens, part):
+        return part["lengths"] if part else torch.zeros(sequences(x, cu_seqlens), dtype=torch.int64, device=x.device)
+
+    def ring(self, k, v, cu_seqlens, part):
+        """Keys and values [N,rows,HK,D] with room for this call: the window, or a power of two that holds everything.
+
+        Until it has the window's rows a ring is never full, so its rows lie in order and growing is a copy of them.
+        """
+        needed = longest(k, cu_seqlens) + (int(part["lengths"].max()) if part and part["lengths"].numel() else 0)
+        rows = max(64, 1 << max(0, needed - 1).bit_length())
+        rows = rows if self.window_size is None else min(rows, self.window_size)
+        found = {}
+        for name, new in (("keys", k), ("values", v)):
+            old = part.get(name)
+            if old is None or old.shape[1] < rows:
+                found[name] = new.new_zeros(sequences(k, cu_seqlens), rows, *new.shape[2:])
+                if old is not None:
+                    found[name][:, :old.shape[1]] = old
+            else:
+                found[name] = old
+        return found
+
+    def over_history(self, q, k, v, cu_seqlens, part):
+        """Attention of this call's rows over the cache and themselves, with gradients for q, k and v of this call.
+
+        Each sequence is packed as its cached rows, oldest first, then its new ones; the cached rows have query 0 and their
+        outputs are dropped. The kept past is at most the window less one row.
+        """
+        lengths, rows = part["lengths"], part["keys"].shape[1]
+        count = sequences(q, cu_seqlens)
+        if self.rope_theta is not None:
+            place = positions(q, cu_seqlens, lengths)
+            q, k = rotate(q, place, self.rope_theta), rotate(k, place, self.rope_theta)
+        keep = torch.minimum(lengths, torch.full_like(lengths, rows if self.window_size is None else min(rows, self.window_size - 1)))
+        flat = [y.flatten(0, 1) for y in (q, k, v)]
+        own = sequence_of_row(q, cu_seqlens) if cu_seqlens is not None else torch.arange(count, device=q.device).repeat_interleave(q.shape[1])
+        added = torch.bincount(own, minlength=count)
+        starts = torch.cat([lengths.new_zeros(1), (keep + added).cumsum(0)])
+        past = torch.arange(count, device=q.device).repeat_interleave(keep)  # the sequence of each cached row
+        back = torch.arange(past.shape[0], device=q.device) - (keep.cumsum(0) - keep)[past]
+        source = (lengths[past] - keep[past] + back) % rows
+        row_at = starts[own] + keep[own] + torch.arange(own.shape[0], device=q.device) - (added.cumsum(0) - added)[own]
+        past_at = starts[past] + back
+        total = int(starts[-1])
+
+        def packed(new, old):
+            whole = new.new_zeros(total, *new.shape[1:])
+            if old is not None:
+                whole = whole.index_put((past_at,), old[past, source].to(new.dtype))
+            return whole.index_put((row_at,), new)[None]
+
+        o = ops.attention(packed(flat[0], None), packed(flat[1], part["keys"]), packed(flat[2], part["values"]), window=self.window_size or 0,
+                          cu_seqlens=starts)
+        return o[0, row_at].unflatten(0, q.shape[:2])

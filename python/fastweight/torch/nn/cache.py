@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model remembers between calls, with exact snapshot, restore and cut-back.
+
+A layer's part is a dictionary of tensors whose first axis is the sequence, zeros standing for a sequence that has not begun:
+
+    state                    [N,HV,K,V] float32     the fast-weight memory
+    conv_q, conv_k, conv_v   [N,D,W-1]              the last inputs of the short convolutions
+    shift, ffn_shift         [N,D]                  the last input of RWKV-7's token shifts
+    keys, values             [N,rows,HK,D]          a ring of attention's keys (turned) and values
+    lengths                  [N] int64              tokens so far
+
+Nothing in it has a gradient. The tensors are written in place by the steps of decoding.
+"""
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Snapshot:
+    """A copy of a cache at one moment. It may be restored any number of times, into any cache."""
+
+    layers: list
+    columns: list
+    calls: list = field(default_factory=list)
+
+
+def _copy(layers):
+    return [{name: tensor.clone() for name, tensor in layer.items()} for layer in layers]
+
+
+def _gather(layers, index):
+    """The sequences `index` [M] of each tensor; a negative one is a sequence that has not begun."""
+    keep = index >= 0
+    everything = bool(keep.all())
+    found = []
+    for layer in layers:
+        out = {}
+        for name, tensor in layer.items():
+            rows = tensor.index_select(0, index.clamp_min(0).to(tensor.device))
+            out[name] = rows if everything else rows.mul_(keep.to(rows).view(-1, *[1] * (rows.ndim - 1)))
+        found.append(out)
+    return found
+
+
+class Cache:
+    """Of one batch of sequences. Layers find their part by their layer_idx.
+
+    Columns are what the calls so far were long, padding included; `lengths` counts each sequence's own tokens.
+
+    snapshot_every: after a call that leaves that many columns since the last one, a snapshot is kept for cut_back.
+    max_snapshots: how many of these are kept, the oldest are dropped first.
+    """
+
+    def __init__(self, snapshot_every=None, max_snapshots=8):
+        if snapshot_every is not None and snapshot_every < 1:
+            raise ValueError(f"Cache: snapshot_every is {snapshot_every}, allowed 1 or more, or None")
+        self.snapshot_every, self.max_snapshots = snapshot_every, max_snapshots
+        self.layers, self._columns, self._calls, self._marks = [], [], [], []
+
+    def __len__(self):
+        """Layers that have been here."""
+        return len(self.layers)
+
+    def layer(self, index):
+        """The tensors of layer `index`, empty before its first call."""
+        while len(self.layers) <= index:
+            self.layers.append({})
+            self._columns.append(0)
+        return self.layers[index]
+
+    def update(self, index, tensors, columns):
+        """Puts the tensors of layer `index` after a call that was `columns` long."""
+        self.layer(index).update({name: tensor.detach() for name, tensor in tensors.items()})
+        self._columns[index] += columns
+
+    def get_seq_length(self, layer_idx=0):
+        """Columns that layer has seen."""
+        return self._columns[layer_idx] if layer_idx < len(self._columns) else 0
+
+    @property
+    def lengths(self):
+        """[N] int64: tokens of each sequence; None before the first call."""
+        return next((layer["lengths"] for layer in self.layers if "lengths" in layer), None)
+
+    def nbytes(self):
+        """Bytes of the tensors held now, kept snapshots included."""
+        parts = [self.layers] + [mark.layers for mark in self._marks]
+        return sum(tensor.numel() * tensor.element_size() for layers in parts for layer in layers for tensor in layer.values())
+
+    def reset(self):
+        """Back to empty."""
+        self.layers, self._columns, self._calls, self._marks = [], [], [], []
+
+    def reorder(self, index):
+        """Sequence m becomes a copy of what sequence index[m] was (beams, slots); a negative index one that has not begun.
+
+        index [M] int64. Kept snapshots and the record of calls follow.
+        """
+        index = torch.as_tensor(index, dtype=torch.int64)
+        count = self.lengths.shape[0] if self.lengths is not None else 0
+        if index.numel() and not -1 <= int(index.max()) < count:
+            raise ValueError(f"Cache.reorder: index has {int(index.max())}, allowed below {count}")
+        self.gather(index)
+        for mark in self._marks:
+            mark.layers = _gather(mark.layers, index)
+        calls = []
+        for ids, mask, cu_seqlens in self._calls:
+            if cu_seqlens is not None:
+                calls.clear()  # a packed call has no rows to pick; without it the record does not reach the start
+                self._marks = []
+                break
+            rows = index.clamp_min(0).to(ids.device)
+            mask = torch.ones_like(ids) if mask is None else mask
+            calls.append((ids[rows], mask[rows] * (index >= 0).to(mask)[:, None], None))
+        self._calls = calls
+
+    def gather(self, index):
+        """As reorder, for the tensors alone."""
+        self.layers = _gather(self.layers, index)
+
+    # ---- snapshot, restore, cut-back
+
+    def snapshot(self):
+        """-> Snapshot. What the model does later does not change it."""
+        return Snapshot(_copy(self.layers), list(self._columns), list(self._calls))
+
+    def restore(self, snapshot):
+        """Goes on from the snapshot: the next calls give, bit for bit, what they would have given then."""
+        self.layers, self._columns, self._calls = _copy(snapshot.layers), list(snapshot.columns), list(snapshot.calls)
+        self._marks = [mark for mark in self._marks if self._continues(mark)]
+
+    def mark(self):
+        """Keeps a snapshot of now for cut_back."""
+        self._marks.append(self.snapshot())
+        del self._marks[:-self.max_snapshots]
+
+    def record(self, input_ids, attention_mask=None, cu_seqlens=None):
+        """Notes one call of the model, so that it can be made again. The model does this."""
+        self._calls.append((input_ids, attention_mask, cu_seqlens))
+        last = self._marks[-1].columns[0] if self._marks else 0
+        if self.snapshot_every is not None and self.get_seq_length() - last >= self.snapshot_every:
+            self.mark()
+
+    def cut_back(self, columns, replay=None):
+        """Forgets everything after the first `columns` columns, exactly.
+
+        The nearest kept snapshot at or before `columns` (the empty start is always one) is restored, and the calls after
+        it are made again with `replay(input_ids, attention_mask, cu_seqlens)`, the last of them cut: the same calls with the
+        same data as if the sequences had never gone further, so with the same bits. HybridLM.cut_back gives its forward.
+        """
+        total = self.get_seq_length()
+        if not 0 <= columns <= total:
+            raise ValueError(f"Cache.cut_back: columns is {columns}, allowed 0 to {total}")
+        fits = [mark for mark in self._marks if mark.columns[0] <= columns and self._continues(mark)]
+        start = fits[-1] if fits else Snapshot([], [])
+        at = start.columns[0] if start.columns else 0
+        again = self._calls[len(start.calls):]
+        if at < columns and (replay is None or at + sum(call[0].shape[1] for call in again) < columns):
+            known = sorted({0} | {mark.columns[0] for mark in self._marks})
+            raise ValueError(f"Cache.cut_back: columns is {columns}, allowed {known}: the calls in between are not recorded")
+        cut = at
+        for ids, _, cu_seqlens in again:
+            if cut < columns < cut + ids.shape[1] and cu_seqlens is not None:
+                raise ValueError(f"Cache.cut_back: columns is {columns}, allowed {cut} and {cut + ids.shape[1]}: a packed call is not cut")
+            cut += ids.shape[1]
+        self.layers, self._columns, self._calls = _copy(start.layers), list(start.columns), list(start.calls)
+        self._marks = fits
+        for ids, mask, cu_seqlens in again:
+            take = min(ids.shape[1], columns - at)
+            if take == 0:
+                break
+            replay(ids[:, :take], None if mask is None else mask[:, :take], cu_seqlens)
+            at += take
+
+    def _continues(self, mark):
+        """Whether what was recorded since begins with the calls of `mark`."""
+        return len(mark.calls) <= len(self._calls) and all(a is b for a, b in zip(mark.calls, self._calls))

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers under test: name -> class of fastweight.torch.nn (and of fla.layers), constructor arguments."""
+SMALL = {"hidden_size": 32, "head_dim": 8, "num_heads": 2}
+GROUPED = {**SMALL, "num_v_heads": 4}
+
+CASES = {
+    "delta_net": ("DeltaNet", {"hidden_size": 32, "num_heads": 2}),
+    "delta_net_gate": ("DeltaNet", {"d_model": 32, "num_heads": 4, "expand_k": 0.5, "expand_v": 2.0, "use_gate": True, "conv_bias": True, "conv_size": 3,
+                                    "allow_neg_eigval": True}),
+    "delta_net_elu_sum": ("DeltaNet", {"hidden_size": 32, "num_heads": 2, "qk_activation": "elu", "qk_norm": "sum", "use_beta": False}),
+    "delta_net_no_conv": ("DeltaNet", {"hidden_size": 32, "num_heads": 2, "use_short_conv": False, "qk_activation": "relu"}),
+    "gated_delta_net": ("GatedDeltaNet", SMALL),
+    "gated_delta_net_grouped": ("GatedDeltaNet", {**GROUPED, "use_gate": False, "allow_neg_eigval": True}),
+    "gated_delta_net_no_conv": ("GatedDeltaNet", {**SMALL, "expand_v": 1, "use_short_conv": False}),
+    "kda": ("KimiDeltaAttention", SMALL),
+    "kda_bounded": ("KimiDeltaAttention", {**GROUPED, "expand_v": 2, "safe_gate": True, "lower_bound": -5.0, "conv_bias": True}),
+    "gdn2": ("GatedDeltaNet2", SMALL),
+    "gdn2_grouped": ("GatedDeltaNet2", {**GROUPED, "expand_v": 2.0, "allow_neg_eigval": True}),
+    "comba": ("Comba", SMALL),
+    "comba_plain": ("Comba", {**GROUPED, "use_output_gate": False, "use_output_correction": False, "use_inner_decay": False}),
+    "comba_small_correction": ("Comba", {**SMALL, "correction_factor": 0.02}),
+    "gated_delta_product": ("GatedDeltaProduct", SMALL),
+    "gated_delta_product_three": ("GatedDeltaProduct", {**GROUPED, "num_householder": 3, "use_forget_gate": False, "use_output_gate": False,
+                                                        "allow_neg_eigval": False}),
+    "gla": ("GatedLinearAttention", {"hidden_size": 32, "num_heads": 2}),
+    "gla_grouped": ("GatedLinearAttention", {"hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "use_short_conv": True, "gate_fn": "sigmoid",
+                                             "feature_map": "relu", "clamp_min": -0.01}),
+    "gla_no_gate": ("GatedLinearAttention", {"hidden_size": 32, "num_heads": 2, "use_output_gate": False, "elementwise_affine": False,
+                                             "gate_low_rank_dim": 4}),
+    "simple_gla": ("SimpleGatedLinearAttention", {"hidden_size": 32, "num_heads": 2}),
+    "simple_gla_grouped": ("SimpleGatedLinearAttention", {"hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "fuse_norm": False,
+                                                          "use_short_conv": False}),
+    "retention": ("MultiScaleRetention", {"hidden_size": 32, "num_heads": 2}),
+    "retention_grouped": ("MultiScaleRetention", {"hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "expand_v": 1.0, "use_output_gate": False,
+                                                  "use_short_conv": True}),
+    "rwkv7_first": ("RWKV7Attention", {"hidden_size": 32, "head_dim": 8, "layer_idx": 0, "num_hidden_layers": 3}),
+    "rwkv7_later": ("RWKV7Attention", {"hidden_size": 32, "head_dim": 8, "layer_idx": 1, "num_hidden_layers": 3, "fuse_norm": True,
+                                       "decay_low_rank_dim": 4, "gate_low_rank_dim": 5, "a_low_rank_dim": 6, "v_low_rank_dim": 7}),
+    "attention": ("Attention", {"hidden_size": 32, "num_heads": 4}),
+    "attention_grouped": ("Attention", {"hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True, "qk_norm": True, "window_size": 5}),
+}
