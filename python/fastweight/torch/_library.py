@@ -6,6 +6,8 @@ number, no `explain`) and `save`: whether it returns, as its last tensor, what t
 again. A result that was not asked for is a tensor without elements. The shapes of all results follow from the shapes of the
 inputs, never from their data.
 """
+import os
+
 import torch
 
 from .. import ops
@@ -31,6 +33,11 @@ def _context_number(context):
             return number + 1
     _contexts.append(context)
     return len(_contexts)
+
+
+def _forces_another_form(context):
+    forced = (context.force_impl if context is not None else "") or os.environ.get("FW_IMPL", "")
+    return forced != "" and "_chunk" not in forced
 
 
 def _dtype(label, name, value):
@@ -180,13 +187,13 @@ class Operator:
             ctx.options[self.inputs.index("form")] = "auto"
 
     def differentiate(self, ctx, *incoming):
-        inputs = list(ctx.options)
+        inputs, tensors = list(ctx.options), ctx.saved_tensors
         gradients = [None] * (len(inputs) + (1 if self.saves else 0))
         if all(x is None for x in incoming[:len(self.results)]):
             return tuple(gradients)
-        for i, x in zip(self.tensors, ctx.saved_tensors[:len(self.tensors)], strict=True):
+        for i, x in zip(self.tensors, tensors[:len(self.tensors)], strict=True):
             inputs[i] = x
-        saved = [ctx.saved_tensors[-1]] if self.saves else []
+        saved = [tensors[-1]] if self.saves else []
         wanted = [ctx.needs_input_grad[i] for i in self.differentiable]
         found = iter(self.backward_op(*incoming[:len(self.results)], *saved, *inputs, wanted))
         for i, is_wanted in zip(self.differentiable, wanted, strict=True):
@@ -205,6 +212,10 @@ class Operator:
         incoming, saved, inputs, wanted = self._split_backward(arguments)
         if saved is not None and saved.numel() == 0:
             saved = None
+        # a result that was not asked for is a tensor of one dimension, and so is its gradient where a graph makes one
+        incoming = tuple(None if x is None or (i in self.final_results and x.dim() == 1) else x for i, x in enumerate(incoming))
+        if all(x is None for x in incoming):
+            return [torch.zeros_like(inputs[i], memory_format=torch.contiguous_format) for i in wanted]
         places = [self.names.index(self.inputs[i]) for i in wanted]
         return list(self.verb.backward(self._values(inputs), incoming, saved, places))
 
@@ -219,7 +230,8 @@ class Operator:
         given = dict(zip(self.names, values, strict=True))
         if given.pop("explain"):
             raise ValueError(f"{self.name}: explain is True, allowed False where a graph is traced")
-        given["context"] = _context_number(given["context"])
+        context = given["context"]
+        given["context"] = _context_number(context)
         for name in self.dtype_names:
             given[name] = _dtype(self.name, name, given[name])
         inputs = [given[name] for name in self.inputs]
@@ -233,7 +245,7 @@ class Operator:
             is_differentiated = is_differentiated or (x is not None and x.requires_grad)
         save = []
         if self.saves:  # the chunk form alone saves, in float32
-            has_saved = given["form"] in ("auto", "chunk") and given["q"].dtype != torch.float64
+            has_saved = (given["form"] in ("auto", "chunk") and given["q"].dtype != torch.float64 and not _forces_another_form(context))
             save = [is_differentiated and has_saved and torch.is_grad_enabled()]
         found = self.forward_op(*inputs, *save)
         if len(self.results) == 1:
