@@ -6,6 +6,9 @@
 
 docs/coming_from_fla.md says what is the same and what differs.
 """
-from . import ops
+from . import layers, modules, ops
+from ._install import VERSION as _VERSION
+from ._install import Installation, install
 
-__all__ = ["ops"]
+fla_version = _VERSION
+__all__ = ["Installation", "fla_version", "install", "layers", "modules", "ops"]

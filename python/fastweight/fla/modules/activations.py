@@ -3,6 +3,9 @@
 import torch
 import torch.nn.functional as F
 
+__all__ = ["ACT2FN", "bias_gelu_impl", "fast_gelu_impl", "logsigmoid", "powglu", "powglu_linear", "sigmoid", "sigmoidglu",
+           "sigmoidglu_linear", "sqrelu", "swiglu", "swiglu_linear", "swish"]
+
 sigmoid = torch.sigmoid
 swish = F.silu
 

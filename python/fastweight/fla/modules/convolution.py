@@ -5,10 +5,12 @@ y_t = act(bias + sum over j < W of weight[:, j] x_{t-W+1+j}) + residual_t. A sta
 the oldest one is carried and never read.
 """
 import torch
-from torch import nn
 
 from ... import ops
+from ...torch.nn.convolution import ShortConvolution as _ShortConvolution
 from .layernorm import beside
+
+__all__ = ["ShortConvolution", "causal_conv1d", "causal_conv1d_update"]
 
 ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
 
@@ -56,27 +58,21 @@ def causal_conv1d_update(x, cache, residual=None, weight=None, bias=None, activa
     """One row a sequence: x [N,D], [N,1,D] or [1,N,D], cache [N,D,W] -> (y, cache); the cache is moved on in place."""
     shape = x.shape
     rows = x.reshape(cache.shape[0], 1, cache.shape[1])
-    y, state = causal_conv1d(rows, weight, bias, initial_state=cache, output_final_state=True, activation=activation)
+    y, state = causal_conv1d(rows, weight, bias, initial_state=cache.clone(), output_final_state=True, activation=activation)
     with torch.no_grad():
         cache.copy_(state)
     y = y.reshape(shape)
     return y if residual is None else y + residual.reshape(shape), cache
 
 
-class ShortConvolution(nn.Conv1d):
+class ShortConvolution(_ShortConvolution):
     """The convolution as a layer; parameters weight [D,1,W] and, with bias=True, bias [D], started as nn.Conv1d does."""
 
     def __init__(self, hidden_size, kernel_size, bias=False, activation="silu", backend="triton", device=None, dtype=None, **kwargs):
-        del kwargs
-        if activation not in ACTIVATIONS:
-            raise AssertionError(f"Activation `{activation}` not supported, allowed {list(ACTIVATIONS)}")
         if backend not in ("triton", "cuda"):
             raise ValueError(f"Invalid backend: {backend}, must be one of ['cuda', 'triton']")
-        super().__init__(hidden_size, hidden_size, kernel_size, groups=hidden_size, bias=bias, padding=kernel_size - 1, device=device, dtype=dtype)
-        self.hidden_size, self.activation, self.backend = hidden_size, activation, backend
-
-    def extra_repr(self):
-        return f"{super().extra_repr()}, activation={self.activation}"
+        super().__init__(hidden_size, kernel_size, bias, activation, backend, device, dtype, **kwargs)
+        self.backend = backend
 
     def forward(self, x, residual=None, mask=None, cache=None, output_final_state=False, cu_seqlens=None, chunk_indices=None, **kwargs):
         """x [B,T,D] -> (y, state [N,D,W] or None). mask [B,T] multiplies x, which stays as it is.

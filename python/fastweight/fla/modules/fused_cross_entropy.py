@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+__all__ = ["FusedCrossEntropyLoss", "cross_entropy_loss"]
+
 
 def shaped(logits, logit_scale, logit_softcapping):
     """logit_scale logits in float32 (float64 for float64), then softcap tanh(. / softcap)."""

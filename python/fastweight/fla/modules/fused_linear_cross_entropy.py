@@ -11,12 +11,14 @@ from torch.utils.checkpoint import checkpoint
 from .fused_cross_entropy import shaped
 from .l2warp import L2Wrap
 
+__all__ = ["FusedLinearCrossEntropyLoss", "fused_linear_cross_entropy_loss"]
 
-def _piece(x, target, weight, bias, ignore_index, label_smoothing, logit_scale, logit_softcapping, pull):
-    """The sum of the losses of some rows; `pull` is l2warp's factor for each of its rows, times their number."""
+
+def _piece(x, target, weight, bias, ignore_index, label_smoothing, logit_scale, logit_softcapping, total, pull):
+    """The losses of some rows, summed and divided by `total`; `pull` is l2warp's factor, None: none."""
     logits = F.linear(x, weight, bias)
     loss = F.cross_entropy(shaped(logits, logit_scale, logit_softcapping), target, ignore_index=ignore_index, label_smoothing=label_smoothing,
-                           reduction="sum")
+                           reduction="sum") / total
     return loss if pull is None else L2Wrap.apply(loss, logits.unsqueeze(0), pull)
 
 
@@ -33,11 +35,10 @@ def fused_linear_cross_entropy_loss(x, target, weight, bias=None, ignore_index=-
     parts = []
     for at in range(0, rows, size):
         piece, wanted = x[at:at + size], target[at:at + size]
-        # L2Wrap divides by its own rows, and the sum is divided by `total` below.
-        pull = l2_penalty_factor * piece.shape[0] * total / rows if use_l2warp else None
-        how = (piece, wanted, weight, bias, ignore_index, label_smoothing, logit_scale, logit_softcapping, pull)
+        pull = l2_penalty_factor * piece.shape[0] / rows if use_l2warp else None  # L2Wrap divides by the rows of its piece
+        how = (piece, wanted, weight, bias, ignore_index, label_smoothing, logit_scale, logit_softcapping, total, pull)
         parts.append(checkpoint(_piece, *how, use_reentrant=False) if torch.is_grad_enabled() else _piece(*how))
-    return sum(parts) / total
+    return sum(parts)
 
 
 class FusedLinearCrossEntropyLoss(nn.Module):

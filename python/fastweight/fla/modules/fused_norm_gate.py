@@ -2,6 +2,10 @@
 """fla.modules.fused_norm_gate: a norm times an activated gate, y = norm(x + residual) act(g); the norm first, then the gate."""
 from .layernorm import Norm, normed, then_linear
 
+__all__ = ["FusedLayerNormGated", "FusedLayerNormGatedLinear", "FusedLayerNormSwishGate", "FusedLayerNormSwishGateLinear",
+           "FusedRMSNormGated", "FusedRMSNormGatedLinear", "FusedRMSNormSwishGate", "FusedRMSNormSwishGateLinear", "layer_norm_gated",
+           "layer_norm_swish_gate_linear", "rms_norm_gated", "rms_norm_swish_gate_linear"]
+
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
 
 

@@ -4,6 +4,8 @@ from torch import nn
 
 from ... import ops
 
+__all__ = ["L2Norm", "l2_norm", "l2norm"]
+
 
 def l2norm(x, eps=1e-6, output_dtype=None):
     """In float32 (float64 for float64); the result in output_dtype, None: x's."""

@@ -2,6 +2,8 @@
 """fla.modules.l2warp: a pull of the largest logit towards 0 that changes gradients and not the loss."""
 import torch
 
+__all__ = ["L2Wrap", "l2_warp"]
+
 
 class L2Wrap(torch.autograd.Function):
     """loss -> loss; d logits gets, at the largest logit of each of B*T rows, that logit times l2_penalty_factor / (B*T) times d loss.

@@ -6,9 +6,12 @@ in the residual's dtype (float32 when there is none and residual_in_fp32). A pla
 """
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from ... import ops
+from ...torch.nn.norms import _Norm
+
+__all__ = ["GroupNorm", "GroupNormLinear", "LayerNorm", "LayerNormLinear", "RMSNorm", "RMSNormLinear", "group_norm", "group_norm_linear",
+           "layer_norm", "layer_norm_linear", "rms_norm", "rms_norm_linear"]
 
 
 def wide(x):
@@ -74,26 +77,13 @@ def rms_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, resid
 group_norm_linear = layer_norm_linear
 
 
-class Norm(nn.Module):
+class Norm(_Norm):
     """What the modules share: weight [hidden_size] (ones) and bias (zeros), absent with elementwise_affine=False."""
 
     is_rms_norm, num_groups = False, 1
 
     def __init__(self, hidden_size, elementwise_affine=True, bias=False, eps=1e-5, device=None, dtype=None):
-        super().__init__()
-        self.hidden_size, self.elementwise_affine, self.eps = hidden_size, elementwise_affine, eps
-        self.register_parameter("weight", nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype)) if elementwise_affine else None)
-        self.register_parameter("bias", nn.Parameter(torch.empty_like(self.weight)) if elementwise_affine and bias else None)
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def extra_repr(self):
-        return f"{self.hidden_size}, elementwise_affine={self.elementwise_affine}, eps={self.eps}"
+        super().__init__(hidden_size, elementwise_affine, bias, eps, device, dtype)
 
     def forward(self, x, residual=None, prenorm=False, residual_in_fp32=False):
         return normed(x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32, self.is_rms_norm, self.num_groups)

@@ -4,6 +4,8 @@ from torch import nn
 
 from .activations import powglu, swiglu, swiglu_linear
 
+__all__ = ["GatedMLP", "SwiGLULinear"]
+
 
 class SwiGLULinear(nn.Module):
     """(silu(x) y) weight^T + bias, a module so that a plan of parallelism can name it."""

@@ -5,6 +5,8 @@ from torch import nn
 
 from ...torch.nn._sequences import positions
 
+__all__ = ["RotaryEmbedding", "rotary_embedding"]
+
 
 def rotary_embedding(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, chunk_indices=None):
     """x [B,T,H,D] turned by its position's row of cos and sin [rows, R/2]; the channels from R on stay.

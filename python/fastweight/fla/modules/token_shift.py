@@ -2,6 +2,8 @@
 """fla.modules.token_shift: x_{t-1} - x_t, what RWKV mixes its inputs with."""
 from ...torch.nn._sequences import last_rows, shifted
 
+__all__ = ["token_shift"]
+
 
 def token_shift(x, cu_seqlens=None, cache=None, output_cache=False, chunk_indices=None):
     """x [B,T,D] (B 1 with cu_seqlens) -> x_{t-1} - x_t, and with output_cache the last row of each sequence [N,D].
