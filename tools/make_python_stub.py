@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes python/fastweight/ops/__init__.pyi, the types of the functions that the table makes. Needs the package importable.
+"""Writes the types of the functions that the table makes: ops/__init__.pyi, and torch/__init__.pyi which names those that
+torch differentiates. Needs the package importable.
 
-    python tools/make_python_stub.py [FILE]
+    python tools/make_python_stub.py [FOLDER]      (python/fastweight)
 """
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ HEAD = '''# SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
-from .._core import Context, Plan as Plan
+from .._core import Context, Plan as Plan, state_export as state_export, state_import as state_import
 
 Array = TypeVar("Array")
 
@@ -44,10 +45,24 @@ def stub(function):
                      for explain, kind in (("False", answer), ("True", "str")))
 
 
+TORCH_HEAD = '''# SPDX-License-Identifier: Apache-2.0
+# Written by tools/make_python_stub.py from the table; tests/package/test_ops_table.py holds it to that.
+'''
+
+
+def stubs():
+    """{file below python/fastweight: text}."""
+    functions = list(_build.functions())
+    differentiated = [function.name for function in functions if function.direction == _build.FORWARD]
+    names = "\n".join(f"from ..ops import {name} as {name}" for name in differentiated)
+    return {"ops/__init__.pyi": HEAD + "\n" + "\n".join(stub(function) for function in functions) + "\n",
+            "torch/__init__.pyi": TORCH_HEAD + names + "\n"}
+
+
 def main():
-    default = Path(__file__).resolve().parent.parent / "python/fastweight/ops/__init__.pyi"
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else default
-    target.write_text(HEAD + "\n" + "\n".join(stub(function) for function in _build.functions()) + "\n", encoding="ascii")
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "python/fastweight"
+    for name, text in stubs().items():
+        (folder / name).write_text(text, encoding="ascii")
     return 0
 
 

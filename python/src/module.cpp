@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "context.hpp"
+#include "opaque.hpp"
 #include "operations.hpp"
 #include "verb.hpp"
 
@@ -69,6 +70,12 @@ NB_MODULE(_core, module) {
       .def_prop_ro("names", &Plan::names, "The tensors of the plan, in order.")
       .def("__repr__", &Plan::repr);
 
+  module.def("state_import", &state_import, nb::arg("state"), nb::arg("state_layout") = "kv", nb::arg("dtype") = nb::none(),
+             "A state in the library's own layout, [slots,HV,E], from [slots,HV,K,V] (state_layout \"kv\") or [slots,HV,V,K] (\"vk\").\n\n"
+             "float32, bfloat16 or float16; dtype: of the result, None for the state's. A step takes it with state_layout=\"opaque\".\n"
+             "A new array; ValueError for what is no state.");
+  module.def("state_export", &state_export, nb::arg("state"), nb::arg("K"), nb::arg("V"), nb::arg("state_layout") = "kv",
+             nb::arg("dtype") = nb::none(), "The plain state of an opaque one of this K and V: state_import the other way.");
   module.def("catalogue", &catalogue);
   module.def("version", [] { return fw_version(); });
   module.def("last_impl", [] { return fw_last_impl(); },

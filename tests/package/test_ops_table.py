@@ -36,7 +36,7 @@ def test_every_operation_of_the_headers_has_a_function():
     assert {entry.operation for entry in NEIGHBOURS.values() if entry.step_keywords} == with_step
     expected = {name + end for name in ROWS for end in ("", "_step")} | set(NEIGHBOURS) | {name + "_step" for name in with_step}
     assert set(FUNCTIONS) == expected
-    assert set(ops.__all__) == expected | {"Plan", "plan"}
+    assert set(ops.__all__) == expected | {"Plan", "plan", "state_export", "state_import"}
 
 
 @pytest.mark.parametrize("op", [name for name in ROWS if name != "by_axes"])
@@ -96,9 +96,12 @@ def test_signature_and_docstring(name):
 
 
 def test_the_stub_is_what_the_table_makes(tmp_path):
-    made = tmp_path / "stub.pyi"
-    subprocess.run([sys.executable, str(ROOT / "tools/make_python_stub.py"), str(made)], check=True, env=environment())
-    assert made.read_text() == (ROOT / "python/fastweight/ops/__init__.pyi").read_text(), "run tools/make_python_stub.py"
+    names = ("ops/__init__.pyi", "torch/__init__.pyi")
+    for name in names:
+        (tmp_path / name).parent.mkdir()
+    subprocess.run([sys.executable, str(ROOT / "tools/make_python_stub.py"), str(tmp_path)], check=True, env=environment())
+    for name in names:
+        assert (tmp_path / name).read_text() == (ROOT / "python/fastweight" / name).read_text(), "run tools/make_python_stub.py"
 
 
 def test_arguments_cover_every_field_of_the_descriptor():

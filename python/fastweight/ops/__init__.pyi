@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
-from .._core import Context, Plan as Plan
+from .._core import Context, Plan as Plan, state_export as state_export, state_import as state_import
 
 Array = TypeVar("Array")
 

@@ -6,7 +6,9 @@ its cost is that of one tuple. While torch.compile traces it, it names the torch
 and what to call.
 """
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .. import _core
 from ._table import ARGUMENTS, NEIGHBOURS, REQUIRED, RESULTS, ROWS
@@ -129,7 +131,8 @@ def signature(function, annotate=False):
     return ", ".join(positional + ["*"] + [one(argument) for argument in function.keywords])
 
 
-_scope = {"_is_tracing": bool}  # the globals of the functions; bool() is False
+VERBS: dict[Callable[..., Any], _core.Verb] = {}  # of every function of fastweight.ops
+_scope: dict[str, Any] = {"_is_tracing": bool}  # the globals of the functions; bool() is False
 
 
 def use_torch(is_tracing, torch_call):
@@ -138,7 +141,7 @@ def use_torch(is_tracing, torch_call):
 
 
 def make(namespace):
-    """Puts every function into `namespace`; returns {function: its Verb}."""
+    """Puts every function into `namespace`; fills VERBS."""
     source, made = [], []
     scope = _scope
     for function in functions():
@@ -150,11 +153,9 @@ def make(namespace):
         source.append(f"def {function.name}({signature(function)}):\n{traced}    return _{function.name}_verb({values})\n")
         made.append(function)
     exec(compile("\n".join(source), "<fastweight.ops>", "exec"), scope)  # noqa: S102, the table is ours
-    verbs = {}
     for function in made:
         python_function = scope[function.name]
         python_function.__module__ = "fastweight.ops"
         python_function.__doc__ = docstring(function)
         namespace[function.name] = python_function
-        verbs[python_function] = scope[f"_{function.name}_verb"]
-    return verbs
+        VERBS[python_function] = scope[f"_{function.name}_verb"]

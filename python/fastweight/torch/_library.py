@@ -260,7 +260,7 @@ class Operator:
 OPERATORS = {}
 for _function in _build.functions():
     if _function.direction == _build.FORWARD:
-        OPERATORS[_function.name] = Operator(_function, ops._VERBS[getattr(ops, _function.name)])
+        OPERATORS[_function.name] = Operator(_function, _build.VERBS[getattr(ops, _function.name)])
 
 
 def call(name, values):
