@@ -78,6 +78,10 @@ class Cache:
         """Columns that layer has seen."""
         return self._columns[layer_idx] if layer_idx < len(self._columns) else 0
 
+    def columns_are(self, columns):
+        """Every layer has seen that many: a model that leaves out padding calls its layers with fewer."""
+        self._columns = [columns] * len(self._columns)
+
     @property
     def lengths(self):
         """[N] int64: tokens of each sequence; None before the first call."""
@@ -118,6 +122,12 @@ class Cache:
     def gather(self, index):
         """As reorder, for the tensors alone."""
         self.layers = _gather(self.layers, index)
+
+    def view(self):
+        """A cache of the same tensors that a call may rearrange without changing this one."""
+        other = Cache()
+        other.layers, other._columns = [dict(layer) for layer in self.layers], list(self._columns)
+        return other
 
     # ---- snapshot, restore, cut-back
 

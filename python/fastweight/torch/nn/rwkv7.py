@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ._base import LinearMixer, Mixer, check, heads
+from ._base import LinearMixer, check, heads
 from ._ops import ops
-from ._sequences import last_rows, shifted, unpad
+from ._sequences import last_rows, repad, shifted, unpad
 from .norms import GroupNorm
 
 
@@ -159,14 +159,16 @@ class RWKV7Attention(LinearMixer):
         return self.o_proj((o + bonus.flatten(-2)) * g), found, v_first
 
 
-class RWKV7FeedForward(Mixer):
+class RWKV7FeedForward(nn.Module):
     """Channel mix: value(relu(key(x + delta * x_k))^2), delta the token shift. Its cache part is `ffn_shift` of the layer.
 
-    forward(x, attention_mask, state, cu_seqlens) -> (y, state), state a Cache or None, as flash-linear-attention's.
+    forward(x, attention_mask, state, cu_seqlens) -> (y, state), state a Cache or None, as flash-linear-attention's; the cache
+    is moved on unless use_cache is False.
     """
 
     def __init__(self, hidden_size, hidden_ratio=None, intermediate_size=None, hidden_act="sqrelu", layer_idx=None, num_hidden_layers=None):
-        super().__init__(layer_idx)
+        super().__init__()
+        self.layer_idx = layer_idx
         check(hidden_act == "sqrelu", f"RWKV7FeedForward: hidden_act is {hidden_act!r}, allowed 'sqrelu'")
         self.hidden_size, self.num_hidden_layers = hidden_size, num_hidden_layers
         self.hidden_ratio = 4 if hidden_ratio is None else hidden_ratio
@@ -185,15 +187,13 @@ class RWKV7FeedForward(Mixer):
         nn.init.orthogonal_(self.key.weight)
         nn.init.zeros_(self.value.weight)
 
-    def forward(self, x, attention_mask=None, state=None, cu_seqlens=None, **kwargs):
+    def forward(self, x, attention_mask=None, state=None, cu_seqlens=None, use_cache=True, **kwargs):
         batch, tokens = x.shape[:2]
         packed, cu_seqlens, indices = unpad(x, attention_mask, cu_seqlens, "RWKV7FeedForward")
         part = {} if state is None else state.layer(self.layer_idx)
         before = part.get("ffn_shift")
         delta = shifted(packed, cu_seqlens, before) - packed
         y = self.value(F.relu(self.key(torch.addcmul(packed, delta, self.x_k.to(x.dtype)))).square())
-        if state is not None:
+        if state is not None and use_cache:
             state.update(self.layer_idx, {"ffn_shift": last_rows(packed, cu_seqlens, before)}, 0)
-        if indices is not None:
-            y = y.new_zeros(batch * tokens, y.shape[-1]).index_put((indices,), y[0]).unflatten(0, (batch, tokens))
-        return y, state
+        return repad(y, indices, batch, tokens), state
