@@ -33,7 +33,7 @@ class LMConfig:
 
     layers: the name of each block's mixer, bottom to top. mixers: name -> {"type": class of fastweight.torch.nn, arguments};
     hidden_size, layer_idx, norm_eps and num_hidden_layers are filled in where the class has them and they are not given.
-    mlp: {"type": "GatedMLP" or "RWKV7FeedForward", arguments}. norm: "rms" or "layer" (with a bias). pre_norm: a norm right
+    mlp: {"type": "GatedMLP" or "RWKV7FeedForward", arguments}. norm: "rms" or "layer" (with a bias unless norm_bias is False). pre_norm: a norm right
     after the embedding. document_token: a token that starts a document: every state is empty before it. None: none does.
     """
 
@@ -43,6 +43,7 @@ class LMConfig:
     mixers: dict
     mlp: dict = field(default_factory=lambda: {"type": "GatedMLP"})
     norm: str = "rms"
+    norm_bias: bool = True
     norm_eps: float = 1e-6
     pre_norm: bool = False
     tie_embeddings: bool = False
@@ -138,7 +139,8 @@ class LMConfig:
         sizes = {name: fields.get(name) for name in ("hidden_ratio", "intermediate_size")}
         mlp = {"type": "RWKV7FeedForward" if kind == "rwkv7" else "GatedMLP", **{name: size for name, size in sizes.items() if size is not None}}
         return cls(vocab_size=fields["vocab_size"], hidden_size=fields["hidden_size"], layers=layers, mixers=mixers, mlp=mlp,
-                   norm="layer" if kind == "rwkv7" else "rms", norm_eps=fields.get("norm_eps", 1e-5 if kind == "rwkv7" else 1e-6),
+                   norm="layer" if kind == "rwkv7" else "rms", norm_bias=fields.get("norm_bias", True),
+                   norm_eps=fields.get("norm_eps", 1e-5 if kind == "rwkv7" else 1e-6),
                    pre_norm=kind == "rwkv7" and fields.get("norm_first", True), tie_embeddings=fields.get("tie_word_embeddings", False),
                    initializer_range=fields.get("initializer_range", 0.02), eos_token_id=fields.get("eos_token_id"))
 

@@ -29,7 +29,9 @@ class LMOutput:
 
 
 def _norm(config):
-    return RMSNorm(config.hidden_size, eps=config.norm_eps) if config.norm == "rms" else nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+    if config.norm == "rms":
+        return RMSNorm(config.hidden_size, eps=config.norm_eps)
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
 
 
 def _layer(spec, config, index):
