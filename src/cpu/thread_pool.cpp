@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/thread_pool.hpp"
 
+#include <chrono>
+
 #include "cpu/spin.hpp"
 
 namespace fw {
 namespace {
 
 constexpr uint64_t kOpen = 1ull << 31, kJoined = kOpen - 1, kOneCall = 1ull << 32;
+
+// Not condition.wait(): in gcc 12 it is a symbol that systems of glibc 2.34 (RHEL 9) do not have, so that a library built
+// with it does not load there.
+template <class Due>
+void sleep(std::condition_variable &condition, std::unique_lock<std::mutex> &lock, Due is_due) {
+  while (!is_due()) condition.wait_for(lock, std::chrono::hours(24));
+}
 
 }  // namespace
 
@@ -46,7 +55,7 @@ bool ThreadPool::await_call(uint64_t seen, uint64_t *call) {
     std::unique_lock<std::mutex> lock(mutex_);
     // counted before the last look: a caller either sees a sleeper or its call is seen
     n_asleep_.fetch_add(1);
-    wake_.wait(lock, is_due);
+    sleep(wake_, lock, is_due);
     n_asleep_.fetch_sub(1);
   }
   return !is_stopping_.load();
@@ -70,7 +79,7 @@ void ThreadPool::await_joined() {
   const auto is_done = [&] { return (call_.load() & kJoined) == 0; };
   if (spin(is_done)) return;
   std::unique_lock<std::mutex> lock(mutex_);
-  done_.wait(lock, is_done);
+  sleep(done_, lock, is_done);
 }
 
 void ThreadPool::parallel_for(void *user, int64_t n_tasks, fw_task_fn fn, void *task) {
