@@ -17,7 +17,7 @@ OWN_IN_PYTHON = re.compile(r"(?<!\.)\b[A-Za-z_][A-Za-z0-9_]*")  # x.new_zeros is
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 BAD_PARTS = {"fast", "faster", "fastest", "optimized", "optimised", "magic", "hack", "ultra", "turbo", "blazing"}
 BAD_SHAPE = re.compile(r"(_v[2-9]$|_v[2-9]_|^new_|[a-z]_new$|^(kernel|impl|method|test|helper|func)_?[0-9]+$)")
-NOT_OURS = re.compile(r"^u?int_fast\d+_t$")
+NOT_OURS = re.compile(r"^u?int_fast\d+_t$|^fast_gelu_impl$")
 # names that only prepare or list what is banned
 EXEMPT = {"tools/check_files.py", "tools/check_comments.py"}
 
