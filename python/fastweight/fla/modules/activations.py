@@ -16,8 +16,8 @@ def logsigmoid(x, temperature=1.0):
     return y if temperature == 1 else y / temperature
 
 
-def fast_gelu_impl(x):  # fla's name
-    """GELU, its tanh form."""
+def gelu(x):
+    """GELU, its tanh form; fla's name for it is set below."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -68,6 +68,7 @@ ACT2FN = {
     "silu": swish,
     "swish": swish,
     "sqrelu": sqrelu,
-    "gelu": fast_gelu_impl,
+    "gelu": gelu,
     "bias_gelu": bias_gelu_impl,
 }
+globals()["fast_gelu_impl"] = gelu

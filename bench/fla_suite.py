@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""fla's own tests for the operators of fastweight, run on fastweight.
+
+    python bench/fla_suite.py --fla PATH            # a checkout of flash-linear-attention; torch, triton, einops, transformers, pytest
+
+fastweight.fla.install() puts our functions in the place of fla's, fla's plain torch references stay. Nothing of the checkout is
+edited. A test is passed, failed, skipped by fla's own marks, or not run: over the limit of time, or it launches a Triton kernel of
+fla itself, which a CPU cannot. Writes bench/results/fla_suite_<device>.json; exits with 1 when a test failed.
+"""
+import argparse
+import collections
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import fastweight
+
+HERE = Path(__file__).resolve().parent
+OPERATORS = ("linear_attn", "simple_gla", "retention", "lightning_attn", "gla", "delta", "gdn", "kda", "gdn2", "comba", "delta_product", "gdp",
+             "iplr_delta", "dplr_delta", "rwkv7")
+MODULES = ("conv", "l2norm", "l2warp", "layernorm", "rotary", "token_shift", "cross_entropy", "activation")
+FILES = tuple(f"tests/ops/test_{name}.py" for name in OPERATORS) + tuple(f"tests/modules/test_{name}.py" for name in MODULES)
+
+
+def commit_of(checkout):
+    found = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    top = subprocess.run(["git", "-C", str(checkout), "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 and Path(top.stdout.strip()) == checkout else None
+
+
+def run(checkout, files, only, environment, output):
+    """{test: row} of one pytest process over `files`; the test in which the process ended, if it did, has failed."""
+    command = [sys.executable, "-m", "pytest", "-p", "fla_suite_plugin", "-p", "no:cacheprovider", "-q", "--no-header", "--tb=no", "-W", "ignore",
+               *files, *(["-k", only] if only else [])]
+    done = subprocess.run(command, cwd=checkout, env={**environment, "FLA_SUITE_OUTPUT": str(output)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, check=False)
+    rows = {}
+    for line in output.read_text().splitlines() if output.exists() else ():
+        row = json.loads(line)
+        rows[row.pop("name")] = row
+    installed = rows.pop("installed", {}).get("why")
+    for row in rows.values():
+        if row["outcome"] == "started":
+            row.update(outcome="failed", why=f"the process ended with {done.returncode}")
+    if installed is None or not rows:
+        rows["pytest"] = {"outcome": "failed", "why": (done.stdout.strip().splitlines() or [f"exit {done.returncode}"])[-1][:300], "seconds": 0.0}
+    return rows, installed
+
+
+def summary(rows):
+    counted = collections.Counter(row["outcome"] for row in rows.values())
+    return {outcome: counted.get(outcome, 0) for outcome in ("passed", "failed", "skipped", "not run")}
+
+
+def reasons(rows, outcome):
+    return dict(collections.Counter(row["why"] for row in rows.values() if row["outcome"] == outcome).most_common())
+
+
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fla", required=True, type=lambda text: Path(text).resolve(), help="the checkout")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--limit", type=int, default=60, help="seconds a test may take (60)")
+    parser.add_argument("--files", nargs="*", default=None, help=f"files under the checkout; all {len(FILES)} of fastweight's rows unless given")
+    parser.add_argument("--only", default="", help="pytest's -k")
+    parser.add_argument("--commit", default=None, help="what to write as the checkout's commit when it is no git work tree")
+    parser.add_argument("--output", type=Path, default=None, help="bench/results/fla_suite_<device>.json")
+    arguments = parser.parse_args()
+    files = arguments.files or [name for name in FILES if (arguments.fla / name).exists()]
+    if not (arguments.fla / "fla").is_dir() or not files:
+        parser.error(f"--fla is {arguments.fla}, which is no checkout of fla")
+    paths = [HERE, arguments.fla, Path(fastweight.__file__).resolve().parents[1]]
+    environment = {**os.environ, "FLA_SUITE_DEVICE": arguments.device, "FLA_SUITE_LIMIT": str(arguments.limit), "TRITON_F32_DEFAULT": "ieee",
+                   "PYTHONPATH": os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    with tempfile.TemporaryDirectory() as folder:
+        rows, installed = run(arguments.fla, files, arguments.only, environment, Path(folder) / "rows")
+    of_files = {}
+    for name in files:
+        own = {test: row for test, row in rows.items() if test.partition("::")[0] == name}
+        of_files[name] = {**summary(own), "seconds": round(sum(row["seconds"] for row in own.values()), 1)}
+        print(name, of_files[name])
+    total = summary(rows)
+    result = {
+        "fla": {"commit": arguments.commit or commit_of(arguments.fla)}, "device": arguments.device, "limit_s": arguments.limit,
+        "versions": {"fastweight": fastweight.__version__, **{name: version(name) for name in ("torch", "triton", "transformers", "pytest")},
+                     "python": sys.version.split()[0]},
+        "installed": installed, "total": total, "files": of_files,
+        "failed": {name: row["why"] for name, row in rows.items() if row["outcome"] == "failed"},
+        "skipped": reasons(rows, "skipped"), "not_run": reasons(rows, "not run"),
+        "tests_not_run": {name: row["why"] for name, row in rows.items() if row["outcome"] == "not run"},
+        "passed": {name: row["seconds"] for name, row in rows.items() if row["outcome"] == "passed"},
+    }
+    output = arguments.output or HERE / "results" / f"fla_suite_{arguments.device}.json"
+    output.write_text(json.dumps(result, indent=1) + "\n")
+    print(total, "written to", output)
+    for name, why in list(result["failed"].items())[:20]:
+        print("failed:", name, why[:160])
+    return 1 if total["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
