@@ -103,8 +103,9 @@ def _tensors(a, family):
     found.update((word, a[word]) for word in OF_KEYS if a.get(word) is not None)
     dtype = found["q"].dtype
     for word in "kv":
-        dtype = torch.promote_types(dtype, found[word].dtype)
-    return {word: x.to(dtype) for word, x in found.items()}
+        if found[word].dtype != dtype:
+            dtype = torch.promote_types(dtype, found[word].dtype)
+    return {word: x if x.dtype == dtype else x.to(dtype) for word, x in found.items()}
 
 
 def _run(name, entry, a):
@@ -189,9 +190,11 @@ def _attentions(a):
 def call(name, entry, given):
     """A call of the function `name`; `given` are its parameters by name, those of **kwargs under "kwargs"."""
     keywords = given.pop("kwargs", {})
-    a = {entry.renamed.get(word, word): x for word, x in given.items()}
-    a.update((word, keywords.get(word)) for word in entry.keywords if word != "transpose_state_layout")
-    _checks.dropped(name, keywords)
+    a = {entry.renamed.get(word, word): x for word, x in given.items()} if entry.renamed else given
+    if entry.keywords:
+        a.update((word, keywords.get(word)) for word in entry.keywords if word != "transpose_state_layout")
+    if keywords:
+        _checks.dropped(name, keywords)
     for check in entry.checks:
         getattr(_checks, check)(name, a, keywords)
     if "transpose_state_layout" in entry.keywords and keywords.get("transpose_state_layout"):
