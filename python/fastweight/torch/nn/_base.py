@@ -28,6 +28,8 @@ def check(condition, sentence):
 class Mixer(nn.Module):
     """A layer that mixes tokens. Subclasses give `mix`."""
 
+    whole = ()  # tensors of the cache that `mix` takes and gives for the cache's sequences, not for the pieces of the call
+
     def __init__(self, layer_idx):
         super().__init__()
         self.layer_idx = layer_idx
@@ -48,23 +50,27 @@ class Mixer(nn.Module):
             cache = Cache()
         if cache is not None:
             check(self.layer_idx is not None, f"{name}: layer_idx is None, allowed 0 or more with a cache")
-            part = dict(cache.layer(self.layer_idx))
+            part = cache.take(self.layer_idx, self.whole)
             if part:
                 held, needed = part["lengths"].shape[0], sequences(x, cu_seqlens)
                 check(held == needed, f"{name}: past_key_values holds {held} sequences, allowed {needed} as in the call")
-        o, found, *more = self.mix(x, cu_seqlens, part, use_cache, **self.unpacked(kwargs, indices))
+        pieces = None if cache is None else cache.pieces
+        o, found, *more = self.mix(x, cu_seqlens, part, use_cache, pieces, **self.unpacked(kwargs, indices))
         if use_cache:
             added = counts(x, cu_seqlens)
             found["lengths"] = part["lengths"] + added if part else added
-            cache.update(self.layer_idx, found, tokens)
+            cache.put(self.layer_idx, found, tokens, self.whole)
         return (repad(o, indices, batch, tokens), None, cache, *(repad(y, indices, batch, tokens) for y in more))
 
     def unpacked(self, kwargs, indices):
         """Keywords of `mix` out of those of forward."""
         return {}
 
-    def mix(self, x, cu_seqlens, part, use_cache):
-        """x [B,T,hidden_size] without padding, `part` the cache's tensors -> o and the tensors to put back."""
+    def mix(self, x, cu_seqlens, part, use_cache, pieces):
+        """x [B,T,hidden_size] without padding, `part` the cache's tensors -> o and the tensors to put back.
+
+        pieces: Cache.pieces.
+        """
         raise NotImplementedError
 
     def steps(self, x, cu_seqlens, use_cache):
@@ -156,7 +162,7 @@ class LinearMixer(Mixer):
         """-> q, k, v in heads, the row's further operands, its options. place: a function that gives positions [B,T]."""
         raise NotImplementedError
 
-    def mix(self, x, cu_seqlens, part, use_cache):
+    def mix(self, x, cu_seqlens, part, use_cache, pieces):
         in_place = self.steps(x, cu_seqlens, use_cache)
         (q, k, v), found = self.projected(x, cu_seqlens, part, use_cache, in_place)
         q, k, v, more, options = self.operands(x, q, k, v, (cu_seqlens, part.get("lengths")))

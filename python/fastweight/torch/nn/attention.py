@@ -18,6 +18,8 @@ class Attention(Mixer):
     The cache keeps min(window_size, what is needed) rows a sequence.
     """
 
+    whole = ("keys", "values")
+
     def __init__(self, hidden_size=2048, num_heads=32, num_kv_heads=None, qkv_bias=False, qk_norm=False, window_size=None, rope_theta=10000.0,
                  max_position_embeddings=None, layer_idx=None, head_dim=None):
         super().__init__(layer_idx)
@@ -35,55 +37,96 @@ class Attention(Mixer):
             self.q_norm = RMSNorm(self.head_dim, dtype=torch.float32)
             self.k_norm = RMSNorm(self.head_dim, dtype=torch.float32)
 
-    def mix(self, x, cu_seqlens, part, use_cache):
+    def mix(self, x, cu_seqlens, part, use_cache, pieces):
         q, k, v = (heads(proj(x), self.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         window, found = self.window_size or 0, {}
         recorded = torch.is_grad_enabled() and q.requires_grad
-        if not part and (recorded or not use_cache):
-            o = ops.attention(q, k, v, window=window, rope_theta=self.rope_theta, cu_seqlens=cu_seqlens)
-        if part and recorded:
-            o = self.over_history(q, k, v, cu_seqlens, part)
-        if use_cache or (part and not recorded):
+        is_stepped = pieces is None and not recorded and (use_cache or bool(part))
+        if is_stepped or (use_cache and pieces is None):
             with torch.no_grad():
                 found = self.ring(k, v, cu_seqlens, part)
-                if part and not use_cache:
+                if not use_cache:
                     found = {name: tensor.clone() for name, tensor in found.items()}
-                stepped = ops.attention_step(q.detach(), k.detach(), v.detach(), k_cache=found["keys"], v_cache=found["values"],
-                                             cache_lengths=self.lengths(x, cu_seqlens, part), window=window, rope_theta=self.rope_theta,
-                                             cu_seqlens=cu_seqlens)
-            o = o if recorded else stepped
+        if is_stepped:
+            o = ops.attention_step(q, k, v, k_cache=found["keys"], v_cache=found["values"], cache_lengths=self.lengths(x, cu_seqlens, part),
+                                   window=window, rope_theta=self.rope_theta, cu_seqlens=cu_seqlens)
+            return self.o_proj(o.flatten(-2)), found
+        if not part:
+            o = ops.attention(q, k, v, window=window, rope_theta=self.rope_theta, cu_seqlens=cu_seqlens)
+        else:
+            o = self.over_history(q, k, v, cu_seqlens, part, None if pieces is None else pieces[0])
+        if use_cache:
+            with torch.no_grad():
+                found = self.written(found, k, v, cu_seqlens, part, pieces)
         return self.o_proj(o.flatten(-2)), found
 
     @staticmethod
     def lengths(x, cu_seqlens, part):
         return part["lengths"] if part else torch.zeros(sequences(x, cu_seqlens), dtype=torch.int64, device=x.device)
 
+    def rows(self, needed):
+        """Rows of a ring that holds `needed` tokens: the window, or a power of two."""
+        rows = max(64, 1 << max(0, needed - 1).bit_length())
+        return rows if self.window_size is None else min(rows, self.window_size)
+
     def ring(self, k, v, cu_seqlens, part):
-        """Keys and values [N,rows,HK,D] with room for this call: the window, or a power of two that holds everything.
+        """Keys and values [N,rows,HK,D] with room for this call.
 
         Until it has the window's rows a ring is never full, so its rows lie in order and growing is a copy of them.
         """
-        needed = longest(k, cu_seqlens) + (int(part["lengths"].max()) if part and part["lengths"].numel() else 0)
-        rows = max(64, 1 << max(0, needed - 1).bit_length())
-        rows = rows if self.window_size is None else min(rows, self.window_size)
+        rows = self.rows(longest(k, cu_seqlens) + (int(part["lengths"].max()) if part and part["lengths"].numel() else 0))
         found = {}
-        for name, new in (("keys", k), ("values", v)):
+        for name, y in (("keys", k), ("values", v)):
             old = part.get(name)
             if old is None or old.shape[1] < rows:
-                found[name] = new.new_zeros(sequences(k, cu_seqlens), rows, *new.shape[2:])
+                found[name] = y.new_zeros(sequences(k, cu_seqlens), rows, *y.shape[2:])
                 if old is not None:
                     found[name][:, :old.shape[1]] = old
             else:
                 found[name] = old
         return found
 
-    def over_history(self, q, k, v, cu_seqlens, part):
+    def written(self, found, k, v, cu_seqlens, part, pieces):
+        """The rings after this call: `found`, or with pieces those of the cache's sequences, each the ring of its last piece."""
+        count = sequences(k, cu_seqlens)
+        own = self.owners(k, cu_seqlens)
+        lengths = self.lengths(k, cu_seqlens, part)
+        place = positions(k, cu_seqlens, lengths).expand(k.shape[:2]).flatten()
+        after = lengths + torch.bincount(own, minlength=count)
+        slot = torch.arange(count, device=k.device)
+        if pieces is not None:
+            source, last = pieces
+            rows = self.rows(int(after[last].max()))
+            slot = torch.full_like(slot, -1).index_put((last,), torch.arange(last.shape[0], device=k.device))
+            goes_on = (source[last] >= 0).nonzero()[:, 0]
+            found = {}
+            for name, y in (("keys", k), ("values", v)):
+                old = part.get(name)
+                rows = rows if old is None else max(rows, old.shape[1])
+                found[name] = y.new_zeros(last.shape[0], rows, *y.shape[2:])
+                if old is not None:
+                    found[name][goes_on, :old.shape[1]] = old[source[last][goes_on]]
+        rows = found["keys"].shape[1]
+        kept = ((slot[own] >= 0) & (place >= after[own] - rows)).nonzero()[:, 0]
+        at = (slot[own][kept], place[kept] % rows)
+        if self.rope_theta is not None:
+            k = rotate(k, positions(k, cu_seqlens, lengths), self.rope_theta)
+        return {name: found[name].index_put(at, y.flatten(0, 1)[kept].to(found[name].dtype)) for name, y in (("keys", k), ("values", v))}
+
+    @staticmethod
+    def owners(x, cu_seqlens):
+        """[B*T] int64: the sequence of each row."""
+        if cu_seqlens is not None:
+            return sequence_of_row(x, cu_seqlens)
+        return torch.arange(x.shape[0], device=x.device).repeat_interleave(x.shape[1])
+
+    def over_history(self, q, k, v, cu_seqlens, part, ring_of=None):
         """Attention of this call's rows over the cache and themselves, with gradients for q, k and v of this call.
 
-        Each sequence is packed as its cached rows, oldest first, then its new ones; the cached rows have query 0 and their
-        outputs are dropped. The kept past is at most the window less one row.
+        Each sequence is packed as its cached rows, oldest first, then its own; the cached rows have query 0 and their
+        outputs are dropped. The kept past is at most the window less one row. ring_of [N]: the ring of each sequence; None: n.
         """
         lengths, rows = part["lengths"], part["keys"].shape[1]
         count = sequences(q, cu_seqlens)
@@ -92,21 +135,21 @@ class Attention(Mixer):
             q, k = rotate(q, place, self.rope_theta), rotate(k, place, self.rope_theta)
         keep = torch.minimum(lengths, torch.full_like(lengths, rows if self.window_size is None else min(rows, self.window_size - 1)))
         flat = [y.flatten(0, 1) for y in (q, k, v)]
-        own = sequence_of_row(q, cu_seqlens) if cu_seqlens is not None else torch.arange(count, device=q.device).repeat_interleave(q.shape[1])
+        own = self.owners(q, cu_seqlens)
         added = torch.bincount(own, minlength=count)
         starts = torch.cat([lengths.new_zeros(1), (keep + added).cumsum(0)])
         past = torch.arange(count, device=q.device).repeat_interleave(keep)  # the sequence of each cached row
         back = torch.arange(past.shape[0], device=q.device) - (keep.cumsum(0) - keep)[past]
-        source = (lengths[past] - keep[past] + back) % rows
+        source = (past if ring_of is None else ring_of[past], (lengths[past] - keep[past] + back) % rows)
         row_at = starts[own] + keep[own] + torch.arange(own.shape[0], device=q.device) - (added.cumsum(0) - added)[own]
         past_at = starts[past] + back
         total = int(starts[-1])
 
-        def packed(new, old):
-            whole = new.new_zeros(total, *new.shape[1:])
-            if old is not None:
-                whole = whole.index_put((past_at,), old[past, source].to(new.dtype))
-            return whole.index_put((row_at,), new)[None]
+        def packed(y, cached):
+            whole = y.new_zeros(total, *y.shape[1:])
+            if cached is not None:
+                whole = whole.index_put((past_at,), cached[source].to(y.dtype))
+            return whole.index_put((row_at,), y)[None]
 
         o = ops.attention(packed(flat[0], None), packed(flat[1], part["keys"]), packed(flat[2], part["values"]), window=self.window_size or 0,
                           cu_seqlens=starts)

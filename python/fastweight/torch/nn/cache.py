@@ -29,17 +29,17 @@ def _copy(layers):
     return [{name: tensor.clone() for name, tensor in layer.items()} for layer in layers]
 
 
-def _gather(layers, index):
-    """The sequences `index` [M] of each tensor; a negative one is a sequence that has not begun."""
+def _gather(layer, index, whole=()):
+    """The sequences `index` [M] of each tensor but those named in `whole`; a negative one is a sequence that has not begun."""
     keep = index >= 0
     everything = bool(keep.all())
-    found = []
-    for layer in layers:
-        out = {}
-        for name, tensor in layer.items():
-            rows = tensor.index_select(0, index.clamp_min(0).to(tensor.device))
-            out[name] = rows if everything else rows.mul_(keep.to(rows).view(-1, *[1] * (rows.ndim - 1)))
-        found.append(out)
+    found = {}
+    for name, tensor in layer.items():
+        if name in whole:
+            found[name] = tensor
+            continue
+        rows = tensor.index_select(0, index.clamp_min(0).to(tensor.device))
+        found[name] = rows if everything else rows.mul_(keep.to(rows).view(-1, *[1] * (rows.ndim - 1)))
     return found
 
 
@@ -49,13 +49,15 @@ class Cache:
     Columns are what the calls so far were long, padding included; `lengths` counts each sequence's own tokens.
 
     snapshot_every: after a call that leaves that many columns since the last one, a snapshot is kept for cut_back.
-    max_snapshots: how many of these are kept, the oldest are dropped first.
+    max_snapshots: how many of these are kept, the oldest are dropped first. keep_calls: without it the calls are not recorded,
+    and cut_back reaches kept snapshots only.
     """
 
-    def __init__(self, snapshot_every=None, max_snapshots=8):
+    def __init__(self, snapshot_every=None, max_snapshots=8, keep_calls=True):
         if snapshot_every is not None and snapshot_every < 1:
             raise ValueError(f"Cache: snapshot_every is {snapshot_every}, allowed 1 or more, or None")
-        self.snapshot_every, self.max_snapshots = snapshot_every, max_snapshots
+        self.snapshot_every, self.max_snapshots, self.keep_calls = snapshot_every, max_snapshots, keep_calls
+        self.pieces = None  # during a model's call whose sequences are cut: (source [N], last [B]), see Pieces
         self.layers, self._columns, self._calls, self._marks = [], [], [], []
 
     def __len__(self):
@@ -69,9 +71,15 @@ class Cache:
             self._columns.append(0)
         return self.layers[index]
 
-    def update(self, index, tensors, columns):
-        """Puts the tensors of layer `index` after a call that was `columns` long."""
-        self.layer(index).update({name: tensor.detach() for name, tensor in tensors.items()})
+    def take(self, index, whole=()):
+        """The tensors of layer `index` as the sequences of this call continue them; those named in `whole` as they are."""
+        layer = self.layer(index)
+        return dict(layer) if self.pieces is None or not layer else _gather(layer, self.pieces[0], whole)
+
+    def put(self, index, tensors, columns, whole=()):
+        """What take gave, after a call that was `columns` long; those named in `whole` are of the cache's sequences already."""
+        found = {name: tensor.detach() for name, tensor in tensors.items()}
+        self.layer(index).update(found if self.pieces is None else _gather(found, self.pieces[1], whole))
         self._columns[index] += columns
 
     def get_seq_length(self, layer_idx=0):
@@ -105,9 +113,9 @@ class Cache:
         count = self.lengths.shape[0] if self.lengths is not None else 0
         if index.numel() and not -1 <= int(index.max()) < count:
             raise ValueError(f"Cache.reorder: index has {int(index.max())}, allowed below {count}")
-        self.gather(index)
+        self.layers = [_gather(layer, index) for layer in self.layers]
         for mark in self._marks:
-            mark.layers = _gather(mark.layers, index)
+            mark.layers = [_gather(layer, index) for layer in mark.layers]
         calls = []
         for ids, mask, cu_seqlens in self._calls:
             if cu_seqlens is not None:
@@ -118,16 +126,6 @@ class Cache:
             mask = torch.ones_like(ids) if mask is None else mask
             calls.append((ids[rows], mask[rows] * (index >= 0).to(mask)[:, None], None))
         self._calls = calls
-
-    def gather(self, index):
-        """As reorder, for the tensors alone."""
-        self.layers = _gather(self.layers, index)
-
-    def view(self):
-        """A cache of the same tensors that a call may rearrange without changing this one."""
-        other = Cache()
-        other.layers, other._columns = [dict(layer) for layer in self.layers], list(self._columns)
-        return other
 
     # ---- snapshot, restore, cut-back
 
@@ -147,7 +145,8 @@ class Cache:
 
     def record(self, input_ids, attention_mask=None, cu_seqlens=None):
         """Notes one call of the model, so that it can be made again. The model does this."""
-        self._calls.append((input_ids, attention_mask, cu_seqlens))
+        if self.keep_calls:
+            self._calls.append((input_ids, attention_mask, cu_seqlens))
         last = self._marks[-1].columns[0] if self._marks else 0
         if self.snapshot_every is not None and self.get_seq_length() - last >= self.snapshot_every:
             self.mark()

@@ -77,8 +77,7 @@ class LMConfig:
                 mixers[kind] = {"type": "Attention", "num_heads": at["n_heads"], "num_kv_heads": at["n_kv_heads"], "head_dim": at["head_dim"],
                                 "rope_theta": at["rope_theta"], "window_size": window}
         return cls(vocab_size=fields["vocab_size"], hidden_size=fields["d_model"], layers=list(fields["layers"]),
-                   mixers={name: mixers[name] for name in mixers if name in fields["layers"] or name == GDR or at is not None},
-                   mlp={"type": "GatedMLP", "intermediate_size": fields["mlp_hidden"]}, norm_eps=fields["norm_eps"],
+                   mixers=mixers, mlp={"type": "GatedMLP", "intermediate_size": fields["mlp_hidden"]}, norm_eps=fields["norm_eps"],
                    tie_embeddings=fields["tie_embeddings"], document_token=0, eos_token_id=0)
 
     def to_native(self):

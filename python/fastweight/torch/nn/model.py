@@ -115,22 +115,22 @@ class HybridLM(Generation, nn.Module):
         """input_ids [B,T] -> what enters the head, [B,T,hidden_size], 0 on padding; moves the cache on with use_cache."""
         pieces = Pieces(input_ids, attention_mask, cu_seqlens, self.config.document_token)
         cache = past_key_values
-        if cache is not None and pieces.source is not None and len(cache):
-            if not use_cache:
-                cache = cache.view()
-            cache.gather(pieces.source)
         before = 0 if cache is None else cache.get_seq_length()
         x = self.embed(pieces.ids)
         x = self.pre_norm(x) if self.config.pre_norm else x
         v_first = None
-        for block in self.layers:
-            if self.gradient_checkpointing and self.training and cache is None:
-                x, v_first = checkpoint(block, x, pieces.cu_seqlens, None, False, v_first, use_reentrant=False)
-            else:
-                x, v_first = block(x, pieces.cu_seqlens, cache, use_cache, v_first)
+        if cache is not None:
+            cache.pieces = None if pieces.source is None else (pieces.source, pieces.last)
+        try:
+            for block in self.layers:
+                if self.gradient_checkpointing and self.training and cache is None:
+                    x, v_first = checkpoint(block, x, pieces.cu_seqlens, None, False, v_first, use_reentrant=False)
+                else:
+                    x, v_first = block(x, pieces.cu_seqlens, cache, use_cache, v_first)
+        finally:
+            if cache is not None:
+                cache.pieces = None
         if use_cache:
-            if pieces.last is not None:
-                cache.gather(pieces.last)
             cache.columns_are(before + input_ids.shape[1])
             cache.record(input_ids, attention_mask, cu_seqlens)
         return pieces.back(self.norm(x))

@@ -137,7 +137,7 @@ class RWKV7Attention(LinearMixer):
             first = first.flatten(0, 1)[indices][None]
         return {"v_first": first}
 
-    def mix(self, x, cu_seqlens, part, use_cache, v_first=None):
+    def mix(self, x, cu_seqlens, part, use_cache, pieces, v_first=None):
         in_place = self.steps(x, cu_seqlens, use_cache)
         delta = shifted(x, cu_seqlens, part.get("shift")) - x
         xr, xw, xk, xv, xa, xg = (torch.addcmul(x, delta, getattr(self, f"x_{name}").to(x.dtype)) for name in "rwkvag")
@@ -190,10 +190,10 @@ class RWKV7FeedForward(nn.Module):
     def forward(self, x, attention_mask=None, state=None, cu_seqlens=None, use_cache=True, **kwargs):
         batch, tokens = x.shape[:2]
         packed, cu_seqlens, indices = unpad(x, attention_mask, cu_seqlens, "RWKV7FeedForward")
-        part = {} if state is None else state.layer(self.layer_idx)
+        part = {} if state is None else state.take(self.layer_idx)
         before = part.get("ffn_shift")
         delta = shifted(packed, cu_seqlens, before) - packed
         y = self.value(F.relu(self.key(torch.addcmul(packed, delta, self.x_k.to(x.dtype)))).square())
         if state is not None and use_cache:
-            state.update(self.layer_idx, {"ffn_shift": last_rows(packed, cu_seqlens, before)}, 0)
+            state.put(self.layer_idx, {"ffn_shift": last_rows(packed, cu_seqlens, before)}, 0)
         return repad(y, indices, batch, tokens), state
