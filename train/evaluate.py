@@ -11,32 +11,33 @@ import time
 
 import torch
 
+from fastweight.torch.nn import HybridLM
+
 import data
-from model import Carry, Config, Model
+from model import streams
 
 
 @torch.no_grad()
-def bits_per_byte(model, framed, places, device, rows=12, segment=2048):
+def bits_per_byte(model, framed, places, device, rows=12, segment=2048, dtype=torch.float32):
+    """-> bits per byte, bytes. dtype: of the matrix products on a GPU."""
     rows = min(rows, len(places) - 1)
-    streams, count = data.packed_rows(framed, places, rows, segment)
-    streams = torch.from_numpy(streams).to(device)
+    packed, count = data.packed_rows(framed, places, rows, segment)
+    packed = torch.from_numpy(packed).to(device)
     count = torch.from_numpy(count).to(device)
-    carry = Carry(model.config, rows, device, model.dtype)
+    runner = streams(model, rows, device, dtype)
+    is_dense = torch.device(device).type != "cpu"
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for start in range(0, streams.shape[1] - 1, segment):
-        part = streams[:, start:start + segment + 1].long()
-        nats = model.losses(part[:, :-1], part[:, 1:], carry)
+    for start in range(0, packed.shape[1] - 1, segment):
+        part = packed[:, start:start + segment + 1].long()
         inside = torch.arange(start, start + segment, device=device)[None, :] < count[:, None]
+        nats = runner.losses(part[:, :-1], part[:, 1:], *(() if is_dense else (inside,)))
         total += (nats.double() * inside).sum()
     return total.item() / math.log(2) / int(count.sum()), int(count.sum())
 
 
-def load_model(folder, device="cpu", dtype=torch.float32, **kwargs):
-    from safetensors.torch import load_file
-    model = Model(Config.load(f"{folder}/config.json"), dtype=dtype, **kwargs)
-    weights = {k: v.to(torch.float32) for k, v in load_file(f"{folder}/model.safetensors").items()}
-    model.load_state_dict(weights)
-    return model.to(device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32).eval()
+def load_model(folder, device="cpu", dtype=torch.float32):
+    """The model of a folder, its parameters in dtype."""
+    return HybridLM.from_pretrained(folder, dtype=dtype, device=device)
 
 
 def main():

@@ -94,7 +94,7 @@ def save(model, folder, metadata=None):
         p = p.detach().float().cpu().contiguous()
         weights[name] = p if p.ndim == 1 else p.to(torch.bfloat16)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
-        f.write(model.config.to_json())
+        f.write(json.dumps(model.config.to_native(), indent=2) + "\n")
     save_file(weights, os.path.join(folder, "model.safetensors"), metadata)
 
 

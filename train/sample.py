@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continue a text, token by token on the CPU."""
+"""Continue a text on the CPU."""
 import argparse
 import sys
 
 import torch
 
-from reference import Reference
+from evaluate import load_model
 
 
 def main():
@@ -16,20 +16,11 @@ def main():
     ap.add_argument("--temperature", type=float, default=0.9, help="lower is plainer and may loop, 0 takes the likeliest byte (default 0.9)")
     ap.add_argument("--seed", type=int, default=1)
     o = ap.parse_args()
-    model, gen = Reference(o.model), torch.Generator().manual_seed(o.seed)
-    for token in b"\x00" + o.prompt.encode():
-        logits = model.step(token)
-    out = bytearray(o.prompt.encode())
-    for _ in range(o.bytes):
-        if o.temperature > 0:
-            token = int(torch.multinomial((logits / o.temperature).softmax(-1), 1, generator=gen))
-        else:
-            token = int(logits.argmax())
-        if token == 0:
-            break
-        out.append(token)
-        logits = model.step(token)
-    sys.stdout.buffer.write(bytes(out) + b"\n")
+    model = load_model(o.model)
+    prompt = b"\x00" + o.prompt.encode()
+    text = model.generate(torch.tensor([list(prompt)]), o.bytes, temperature=o.temperature, seed=o.seed)[0, 1:]
+    out = bytes(text.tolist()).rstrip(b"\x00")
+    sys.stdout.buffer.write(out + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU checks of the recipe: the chunk form, documents, causality, carried state, attention masks, gradients."""
+"""CPU checks of the recipe: documents, causality, carried state, gradients, the form for a GPU, files."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 try:
@@ -7,54 +13,24 @@ try:
 except ImportError:
     print("not run: torch is not installed")
     pytest.skip("not run: torch is not installed", allow_module_level=True)
+pytest.importorskip("fastweight", reason="not run: the package fastweight is not built (target fastweight_python) nor installed")
 
 import numpy as np
 
-import attention
 import data
-import delta_rule as dr
-from evaluate import bits_per_byte
+from evaluate import bits_per_byte, load_model
 from export import save
-from model import FULL, GDR, SLIDING, Carry, Config, Model
+from gpu import attention
+from gpu import delta_rule as dr
+from gpu.form import GpuStreams
+from model import FULL, GDR, SLIDING, Streams, config, make
 from reference import Reference
 
-SMALL = Config([GDR, SLIDING, GDR, FULL], d_model=32, mlp_hidden=48, max_context=96,
+HERE = Path(__file__).parent
+PROGRAM = Path(os.environ.get("FW_BUILD", HERE.parent / "build" / "release")) / "bin" / "fastweight"
+SMALL = config([GDR, SLIDING, GDR, FULL], d_model=32, mlp_hidden=48, max_context=96,
                gated_delta_rule=dict(n_heads=2, n_value_heads=4, head_k_dim=8, head_v_dim=16, conv_size=4),
                attention=dict(n_heads=4, n_kv_heads=2, head_dim=8, rope_theta=10000.0, window=24))
-
-
-def inputs(seed, b=2, h=2, hv=4, t=128, k=8, v=16, same_keys=False):
-    gen = torch.Generator().manual_seed(seed)
-    rand = lambda *s: torch.randn(*s, generator=gen, dtype=torch.float64)
-    unit = lambda x: x / x.norm(dim=-1, keepdim=True)
-    keys = unit(rand(b, h, 1, k)).expand(b, h, t, k).clone() if same_keys else unit(rand(b, h, t, k))
-    doc = (torch.rand(b, t, generator=gen) < 0.04).cumsum(1).int()
-    beta = rand(b, hv, t).sigmoid() if not same_keys else 1 - 1e-3 * rand(b, hv, t).sigmoid()
-    return [unit(rand(b, h, t, k)), keys, rand(b, hv, t, v), -rand(b, hv, t).exp() * 0.1, beta], doc, rand(b, hv, k, v)
-
-
-@pytest.mark.parametrize("same_keys", [False, True])
-@pytest.mark.parametrize("chunk", [16, 64])
-def test_chunked_equals_recurrent(chunk, same_keys):
-    x, doc, state = inputs(1, same_keys=same_keys)
-    for last in (0, -7):
-        last_doc = torch.full((2,), last, dtype=torch.int32)
-        a, sa = dr.recurrent(*x, doc, state, last_doc)
-        b, sb = dr.chunked(*x, doc, state, last_doc, chunk)
-        assert (a - b).abs().max() < 1e-11 and (sa - sb).abs().max() < 1e-11
-
-
-def test_gradients_equal_those_of_the_recurrence():
-    x, doc, state = inputs(2)
-    x = [t.requires_grad_() for t in x + [state]]
-    last_doc = torch.zeros(2, dtype=torch.int32)
-    weight = torch.randn(2, 4, 128, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    grads = []
-    for form in (dr.recurrent, lambda *a: dr.chunked(*a, 32)):
-        o, s = form(*x[:5], doc, x[5], last_doc)
-        grads.append(torch.autograd.grad((o * weight).sum() + s.square().sum(), x))
-    for a, b in zip(*grads):
-        assert (a - b).abs().max() < 1e-10 * max(1, a.abs().max())
 
 
 def test_inverse_is_stable_for_equal_keys():
@@ -62,9 +38,9 @@ def test_inverse_is_stable_for_equal_keys():
     assert (dr.UnitLowerInverse.apply(a, a.dtype) @ (torch.eye(64) + a) - torch.eye(64)).abs().max() < 1e-6
 
 
-def make(dtype=torch.float64, chunk=16, seed=0):
+def small(dtype=torch.float64, seed=0, settings=SMALL):
     torch.manual_seed(seed)
-    model = Model(SMALL, dtype=dtype, chunk=chunk).to(dtype)
+    model = make(settings).to(dtype)
     for p in model.parameters():
         if p.ndim > 1:
             torch.nn.init.normal_(p, std=0.3)
@@ -78,20 +54,20 @@ def tokens(seed, b, t):
 
 
 def run(model, x, segment):
-    carry = Carry(SMALL, x.shape[0], "cpu", model.dtype)
+    runner = Streams(model)
     with torch.no_grad():
-        return torch.cat([model.logits(x[:, i:i + segment], carry) for i in range(0, x.shape[1], segment)], 1)
+        return torch.cat([runner.logits(x[:, i:i + segment]) for i in range(0, x.shape[1], segment)], 1)
 
 
 def test_segments_equal_one_shot():
-    model, x = make(), tokens(5, 2, 384)
+    model, x = small(), tokens(5, 2, 384)
     whole = run(model, x, 384)
     for segment in (16, 48, 128):
         assert (run(model, x, segment) - whole).abs().max() < 1e-10
 
 
 def test_documents_do_not_see_each_other_and_nothing_sees_the_future():
-    model, x = make(), tokens(6, 1, 256)
+    model, x = small(), tokens(6, 1, 256)
     x[x == 0] = 1
     x[0, 0] = x[0, 100] = 0
     base = run(model, x, 256)
@@ -107,16 +83,30 @@ def test_documents_do_not_see_each_other_and_nothing_sees_the_future():
 
 def test_attention_forgets_outside_its_window():
     torch.manual_seed(1)
-    config = Config([SLIDING], d_model=32, mlp_hidden=48, max_context=96, attention=SMALL.attention)
-    model = Model(config, dtype=torch.float64, chunk=16).double()
+    model = make(config([SLIDING], d_model=32, mlp_hidden=48, max_context=96, attention=dict(
+        n_heads=4, n_kv_heads=2, head_dim=8, rope_theta=10000.0, window=24))).double()
     torch.nn.init.normal_(model.layers[0].mixer.o_proj.weight)
     x = tokens(8, 1, 128).clamp_min(1)
     other = x.clone()
     other[0, 40] = x[0, 40] % 255 + 1
-    with torch.no_grad():
-        a, b = (model.logits(y, Carry(config, 1, "cpu", torch.float64)) for y in (x, other))
-    moved = (a - b).abs().amax(-1)[0] > 1e-12
+    moved = (run(model, x, 128) - run(model, other, 128)).abs().amax(-1)[0] > 1e-12
     assert moved[40:64].all() and not moved[64:].any() and not moved[:40].any()
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_the_form_for_a_gpu_equals_the_layers(chunk):
+    """Values, carried state over segments with documents, and the gradients of a later segment."""
+    model, x = small(), tokens(3, 2, 384)
+    found = []
+    for runner in (Streams(model), GpuStreams(model, 2, "cpu", torch.float64, chunk=chunk)):
+        runner.reset()
+        losses = []
+        for start in (0, 128, 256):
+            part = x[:, start:start + 128]
+            losses.append(runner.losses(part, part.roll(-1, 1)))
+        found.append([torch.cat(losses, 1).detach(), *torch.autograd.grad(losses[-1].sum(), list(model.parameters()))])
+    for a, b in zip(*found):
+        assert (a - b).abs().max() < 1e-9 * max(1, b.abs().max())
 
 
 def test_block_mask_equals_dense_mask():
@@ -140,7 +130,7 @@ def test_block_mask_equals_dense_mask():
 def test_evaluation_counts_every_byte_once():
     text = b"One two three.\x00" + b"Four five six seven." * 20 + b"\x00Eight.\x00"
     framed, places = data.documents(np.frombuffer(text, np.uint8))
-    model = make()
+    model = small()
     results = [bits_per_byte(model, framed, places, "cpu", rows, segment) for rows, segment in ((1, 512), (2, 64), (3, 32))]
     assert all(n == len(text) for _, n in results)
     assert max(r for r, _ in results) - min(r for r, _ in results) < 1e-10
@@ -155,10 +145,47 @@ def test_rows_hold_whole_shuffled_documents():
 
 def test_reference_equals_network(tmp_path):
     pytest.importorskip("safetensors", reason="not run: safetensors is not installed")
-    save(make(), tmp_path)
-    from evaluate import load_model
+    save(small(), tmp_path)
     x = tokens(11, 1, 160)
     x[0, 0] = x[0, 120] = 0
-    network = run(load_model(tmp_path, dtype=torch.float64, chunk=16), x, 160)[0]
+    network = run(load_model(tmp_path, dtype=torch.float64), x, 160)[0]
     exact = Reference(tmp_path, torch.float64)
     assert (torch.stack([exact.step(int(t)) for t in x[0]]) - network).abs().max() < 1e-9
+
+
+def test_the_start_is_the_recipes():
+    torch.manual_seed(0)
+    model = make(SMALL)
+    gdr = model.layers[0].mixer
+    assert not gdr.o_proj.weight.any() and not model.layers[1].mlp.down_proj.weight.any()
+    assert abs(gdr.q_proj.weight.std() * 32 ** 0.5 - 1) < 0.15 and abs(model.embed.weight.std() - 0.1) < 0.01
+    assert gdr.q_conv1d.weight.abs().max() <= 0.5 and gdr.q_conv1d.weight.std() > 0.2
+    assert 1 <= gdr.A_log.exp().min() and gdr.A_log.exp().max() <= 16
+
+
+def test_training_learns_and_the_native_runner_reads_its_file(tmp_path):
+    pytest.importorskip("safetensors", reason="not run: safetensors is not installed")
+    sentence = b"the cat sat on the mat and saw the dog. "
+    corpus = b"\x00".join(sentence * n for n in (3, 9, 5, 12, 7, 4) * 12) + b"\x00"
+    for name, part in (("train.bin", corpus), ("valid.bin", sentence * 6 + b"\x00")):
+        (tmp_path / name).write_bytes(part)
+    command = [sys.executable, "train.py", "--data", tmp_path, "--out", tmp_path / "run", "--preset", "tiny", "--device", "cpu", "--batch", "2",
+               "--segment", "128", "--bytes", "6400", "--warmup", "5", "--log-every", "5"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-2000:]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines[-1]["final"] and lines[-1]["valid_bpb"] < 4.5  # 8 at the start; the letters' own entropy is about 3.6
+    model = load_model(tmp_path / "run")
+    names = {name.split(".", 2)[-1] for name, _ in model.named_parameters() if name.startswith("layers.0.")}
+    assert names == {"mixer_norm.weight", "mlp_norm.weight", *(f"mlp.{n}_proj.weight" for n in ("gate", "up", "down")), "mixer.A_log",
+                     "mixer.dt_bias", "mixer.o_norm.weight", *(f"mixer.{n}_proj.weight" for n in "qkvgabo"),
+                     *(f"mixer.{n}_conv1d.weight" for n in "qkv")}
+    subprocess.run([sys.executable, "golden.py", tmp_path / "run"], cwd=HERE, env=environment, check=True, capture_output=True)
+    text = subprocess.run([sys.executable, "sample.py", tmp_path / "run", "the", "--bytes", "20"], cwd=HERE, env=environment, check=True,
+                          capture_output=True).stdout
+    assert text.startswith(b"the")
+    if not PROGRAM.exists():
+        pytest.skip(f"not run: the program is not built ({PROGRAM.name})")
+    checked = subprocess.run([PROGRAM, "verify", "--json", "--model", tmp_path / "run"], capture_output=True, text=True)
+    assert checked.returncode == 0 and "golden" in checked.stdout, checked.stdout[-2000:]

@@ -14,17 +14,18 @@ import os
 import time
 
 import torch
+from fastweight.torch.nn import LMConfig
 
 import data
 from evaluate import bits_per_byte
 from export import save
-from model import FULL, GDR, SLIDING, Carry, Config, Model, Stages
+from model import FULL, GDR, SLIDING, config, make, streams
 from optim import Optimizer
 
 PRESETS = {
-    "hybrid": Config([GDR, GDR, GDR, FULL, GDR, SLIDING, GDR, FULL], mlp_hidden=848),
-    "attention": Config([FULL] * 8, mlp_hidden=920),
-    "tiny": Config([GDR, SLIDING, GDR, FULL], d_model=64, mlp_hidden=128, max_context=256,
+    "hybrid": config([GDR, GDR, GDR, FULL, GDR, SLIDING, GDR, FULL], mlp_hidden=848),
+    "attention": config([FULL] * 8, mlp_hidden=920),
+    "tiny": config([GDR, SLIDING, GDR, FULL], d_model=64, mlp_hidden=128, max_context=256,
                    gated_delta_rule=dict(n_heads=2, n_value_heads=2, head_k_dim=32, head_v_dim=32, conv_size=4),
                    attention=dict(n_heads=2, n_kv_heads=2, head_dim=32, rope_theta=10000.0, window=64)),
 }
@@ -56,8 +57,8 @@ def arguments():
 class Step:
     """One training step with fixed buffers; captured in a CUDA graph on the first calls unless told otherwise."""
 
-    def __init__(self, model, optimizer, carry, batch, segment, device, graph):
-        self.model, self.optimizer, self.carry = model, optimizer, carry
+    def __init__(self, runner, optimizer, batch, segment, device, graph):
+        self.runner, self.optimizer = runner, optimizer
         self.tokens = torch.zeros(batch, segment, dtype=torch.long, device=device)
         self.target = torch.zeros_like(self.tokens)
         self.loss = torch.zeros((), device=device)
@@ -67,7 +68,7 @@ class Step:
 
     def body(self):
         self.optimizer.zero_grad()
-        loss = self.model.losses(self.tokens, self.target, self.carry).mean()
+        loss = self.runner.losses(self.tokens, self.target).mean()
         loss.backward()
         self.optimizer.step()
         self.loss.copy_(loss.detach())
@@ -88,7 +89,7 @@ class Step:
             self.body()
         self.graph = graph
         self.optimizer.forget()
-        self.carry.reset()
+        self.runner.reset()
 
     def __call__(self, part):
         self.tokens.copy_(part[:, :-1])
@@ -105,11 +106,11 @@ def main():
     compiled = cuda and not o.eager
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
-    compile_fn = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
-    config = Config.load(o.config) if o.config else PRESETS[o.preset]
-    model = Model(config, Stages(compile_fn, triton=compiled), torch.bfloat16 if cuda else torch.float32, use_flex=compiled).to(o.device)
-    optimizer = Optimizer(model, o.lr, o.weight_decay, compile_fn=compile_fn)
-    carry = Carry(config, o.batch, o.device, model.dtype)
+    compile_fn = (lambda f: torch.compile(f, dynamic=False)) if compiled else None
+    dtype = torch.bfloat16 if cuda else torch.float32
+    model = make(LMConfig.load(o.config) if o.config else PRESETS[o.preset]).to(o.device)
+    optimizer = Optimizer(model, o.lr, o.weight_decay, compile_fn=compile_fn or (lambda f: f))
+    runner = streams(model, o.batch, o.device, dtype, compile_fn)
     params = sum(p.numel() for p in model.parameters())
     log_file = open(os.path.join(o.out, "log.jsonl"), "w", encoding="utf-8")
 
@@ -122,14 +123,11 @@ def main():
     framed, places = data.documents(data.load(os.path.join(o.data, "train.bin")))
     valid = data.documents(data.load(os.path.join(o.data, "valid.bin")))
     log(params=params, train_bytes=len(framed) - 1, documents=len(places) - 1, arguments=vars(o))
-    step = Step(model, optimizer, carry, o.batch, o.segment, o.device, compiled and not o.no_graph)
+    step = Step(runner, optimizer, o.batch, o.segment, o.device, compiled and not o.no_graph)
     log(ready=True)
 
-    plain = Model(config, dtype=model.dtype, use_flex=False).to(o.device)
-
     def measure():
-        plain.load_state_dict(model.state_dict())
-        return bits_per_byte(plain, *valid, o.device)[0]
+        return bits_per_byte(model, *valid, o.device, dtype=dtype)[0]
 
     a_step = o.batch * o.segment
     total = max(1, round(o.bytes / a_step))
@@ -140,7 +138,7 @@ def main():
     while progress < 1:
         if rows is None or at + o.segment >= rows.shape[1]:
             rows = torch.from_numpy(data.shuffled_rows(framed, places, o.batch, o.segment, o.seed * 1000 + epoch)).to(o.device)
-            carry.reset()
+            runner.reset()
             epoch, at = epoch + 1, 0
         optimizer.set_scale(min(1.0, (n + 1) / o.warmup, max(0.0, (1 - progress) / o.decay)))
         step(rows[:, at:at + o.segment + 1])
@@ -168,7 +166,7 @@ def main():
     result = dict(step=n, bytes=n * a_step, epochs=round(n * a_step / (len(framed) - 1), 2), train_seconds=round(seconds, 1), params=params)
     save(model, o.out, {"settings": json.dumps(settings), "bytes_seen": str(n * a_step)})
     log(final=True, **result)
-    log(final=True, valid_bpb=round(measure(), 5), precision=str(model.dtype), lr=o.lr, **result)
+    log(final=True, valid_bpb=round(measure(), 5), precision=str(dtype), lr=o.lr, **result)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gated delta rule over packed documents, in plain PyTorch.
+"""The gated delta rule over packed documents in chunks, in plain PyTorch: what the compiled stages are made of.
 
 For one head with state S [K, V], per token:
 
@@ -11,26 +11,6 @@ two positions belong to the same document exactly when their numbers are equal.
 import torch
 
 CHUNK = 64
-
-
-def recurrent(q, k, v, g, beta, doc, state, last_doc):
-    """Token by token, the definition.
-
-    q, k [B,H,T,K]; v [B,HV,T,V]; g, beta [B,HV,T]; doc [B,T]; state [B,HV,K,V]; last_doc [B], the document `state`
-    belongs to. Key head i serves the value heads i*r .. i*r+r-1, r = HV/H. Returns o [B,HV,T,V] and the final state.
-    """
-    r = v.shape[1] // q.shape[1]
-    q, k = q.repeat_interleave(r, 1), k.repeat_interleave(r, 1)
-    scale = q.shape[-1] ** -0.5
-    out, prev = [], last_doc
-    for t in range(q.shape[2]):
-        keep = (doc[:, t] == prev).to(state.dtype)[:, None, None, None]
-        prev = doc[:, t]
-        state = state * keep * g[:, :, t].exp()[..., None, None]
-        error = v[:, :, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, :, t])
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, :, t] * beta[:, :, t, None], error)
-        out.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, t]) * scale)
-    return torch.stack(out, 2), state
 
 
 class UnitLowerInverse(torch.autograd.Function):
@@ -110,19 +90,3 @@ def chunk_output(states, u, w, p, q, total, doc, prev):
     new = u - w @ states
     qs = (q * (total.exp() * enters * q.shape[-1] ** -0.5)[..., None]).to(q.dtype)
     return qs @ states + p @ new
-
-
-def chunked(q, k, v, g, beta, doc, state, last_doc, chunk=CHUNK):
-    """The same function as `recurrent`, chunk by chunk; T must be a multiple of `chunk`."""
-    r = v.shape[1] // q.shape[1]
-    q, k = q.repeat_interleave(r, 1), k.repeat_interleave(r, 1)
-    b, h, t, _ = q.shape
-    split = lambda x: x.reshape(b, h, t // chunk, chunk, *x.shape[3:])
-    q, k, v, g, beta = map(split, (q, k, v, g, beta))
-    d = doc.reshape(b, t // chunk, chunk)
-    prev = previous_doc(d, last_doc)
-    a, p, total = within_chunks(q, k, g, beta, d)
-    u, w, m, s, decay = chunk_terms(UnitLowerInverse.apply(a, k.dtype), k, v, total, beta, d, prev)
-    states, last = chunk_scan(m.flatten(0, 1), s.flatten(0, 1), decay.flatten(0, 1), state.flatten(0, 1))
-    o = chunk_output(states.unflatten(0, (b, h)), u, w, p, q, total, d, prev)
-    return o.flatten(2, 3), last.unflatten(0, (b, h))

@@ -13,9 +13,11 @@ pytest.importorskip("triton", reason="not run: triton is not installed")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("not run: no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
-import delta_rule as dr
-import kernels
+pytest.importorskip("fastweight", reason="not run: the package fastweight is not built (target fastweight_python) nor installed")
+
 import model
+from gpu import delta_rule as dr
+from gpu import form, kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -57,23 +59,23 @@ def test_scan():
 def test_conv_heads():
     raw, tail = rand(2, 128, 2 * 32 + 64 + 10), rand(2, 3, 2 * 32 + 64)
     docs = (torch.rand(2, 131, device=DEVICE) < 0.1).cumsum(1).int()
-    form = lambda f: lambda x, *w: f(x[:, :, :128], tail, docs[:, 3:], docs[:, :3], (2, 2, 2), (True, True, False), *w)
-    compare(form(kernels.ConvHeads.apply), form(model.conv_heads), [raw, rand(32, 1, 4), rand(32, 1, 4), rand(64, 1, 4)])
+    shaped = lambda f: lambda x, *w: f(x[:, :, :128], tail, docs[:, 3:], docs[:, :3], (2, 2, 2), (True, True, False), *w)
+    compare(shaped(kernels.ConvHeads.apply), shaped(form.conv_heads), [raw, rand(32, 1, 4), rand(32, 1, 4), rand(64, 1, 4)])
 
 
 def test_model_with_kernels():
-    config = model.Config(["gated_delta_rule"], d_model=32, mlp_hidden=32, max_context=128,
-                          gated_delta_rule=dict(n_heads=1, n_value_heads=2, head_k_dim=16, head_v_dim=32, conv_size=4))
+    settings = model.config(["gated_delta_rule"], d_model=32, mlp_hidden=32, max_context=128,
+                            gated_delta_rule=dict(n_heads=1, n_value_heads=2, head_k_dim=16, head_v_dim=32, conv_size=4))
     x = torch.randint(0, 256, (2, 128), device=DEVICE)
     x[0, 70] = x[1, 0] = 0
     grads = []
-    for stages in (model.Stages(triton=True), model.Stages()):
+    for stages in (form.Stages(triton=True), form.Stages()):
         torch.manual_seed(0)
-        m = model.Model(config, stages).to(DEVICE)
+        m = model.make(settings).to(DEVICE)
         torch.nn.init.normal_(m.layers[0].mixer.o_proj.weight, std=0.3)
-        carry = model.Carry(config, 2, DEVICE, m.dtype)
+        runner = form.GpuStreams(m, 2, DEVICE, stages=stages)
         for _ in range(2):
-            loss = m.losses(x, x.roll(-1, 1), carry).mean()
+            loss = runner.losses(x, x.roll(-1, 1)).mean()
         grads.append([loss.detach()] + list(torch.autograd.grad(loss, list(m.parameters()))))
     for a, b in zip(*grads):
         close(a, b, 1e-2)
