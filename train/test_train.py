@@ -26,8 +26,7 @@ from gpu.form import GpuStreams
 from model import FULL, GDR, SLIDING, Streams, config, make
 from reference import Reference
 
-HERE = Path(__file__).parent
-PROGRAM = Path(os.environ.get("FW_BUILD", HERE.parent / "build" / "release")) / "bin" / "fastweight"
+PROGRAM = Path(os.environ.get("FW_BUILD", Path(__file__).parents[1] / "build" / "release")) / "bin" / "fastweight"
 SMALL = config([GDR, SLIDING, GDR, FULL], d_model=32, mlp_hidden=48, max_context=96,
                gated_delta_rule=dict(n_heads=2, n_value_heads=4, head_k_dim=8, head_v_dim=16, conv_size=4),
                attention=dict(n_heads=4, n_kv_heads=2, head_dim=8, rope_theta=10000.0, window=24))
@@ -163,29 +162,34 @@ def test_the_start_is_the_recipes():
     assert 1 <= gdr.A_log.exp().min() and gdr.A_log.exp().max() <= 16
 
 
-def test_training_learns_and_the_native_runner_reads_its_file(tmp_path):
+def test_training_learns_and_the_native_runner_reads_its_file(tmp_path, monkeypatch, capfdbinary):
     pytest.importorskip("safetensors", reason="not run: safetensors is not installed")
+    import golden
+    import sample
+    import train
     sentence = b"the cat sat on the mat and saw the dog. "
     corpus = b"\x00".join(sentence * n for n in (3, 9, 5, 12, 7, 4) * 12) + b"\x00"
     for name, part in (("train.bin", corpus), ("valid.bin", sentence * 6 + b"\x00")):
         (tmp_path / name).write_bytes(part)
-    command = [sys.executable, "train.py", "--data", tmp_path, "--out", tmp_path / "run", "--preset", "tiny", "--device", "cpu", "--batch", "2",
-               "--segment", "128", "--bytes", "6400", "--warmup", "5", "--log-every", "5"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    folder = tmp_path / "run"
+
+    def call(module, *words):
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, words)])
+        module.main()
+        return capfdbinary.readouterr().out
+
+    call(train, "--data", tmp_path, "--out", folder, "--preset", "tiny", "--device", "cpu", "--batch", 2, "--segment", 128, "--bytes", 6400,
+         "--warmup", 5, "--log-every", 5)
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines[-1]["final"] and lines[-1]["valid_bpb"] < 4.5  # 8 at the start; the letters' own entropy is about 3.6
-    model = load_model(tmp_path / "run")
+    model = load_model(folder)
     names = {name.split(".", 2)[-1] for name, _ in model.named_parameters() if name.startswith("layers.0.")}
     assert names == {"mixer_norm.weight", "mlp_norm.weight", *(f"mlp.{n}_proj.weight" for n in ("gate", "up", "down")), "mixer.A_log",
                      "mixer.dt_bias", "mixer.o_norm.weight", *(f"mixer.{n}_proj.weight" for n in "qkvgabo"),
                      *(f"mixer.{n}_conv1d.weight" for n in "qkv")}
-    subprocess.run([sys.executable, "golden.py", tmp_path / "run"], cwd=HERE, env=environment, check=True, capture_output=True)
-    text = subprocess.run([sys.executable, "sample.py", tmp_path / "run", "the", "--bytes", "20"], cwd=HERE, env=environment, check=True,
-                          capture_output=True).stdout
-    assert text.startswith(b"the")
+    assert b"752 tokens" in call(golden, folder)
+    assert call(sample, folder, "the", "--bytes", 20).startswith(b"the")
     if not PROGRAM.exists():
         pytest.skip(f"not run: the program is not built ({PROGRAM.name})")
-    checked = subprocess.run([PROGRAM, "verify", "--json", "--model", tmp_path / "run"], capture_output=True, text=True)
+    checked = subprocess.run([PROGRAM, "verify", "--json", "--model", folder], capture_output=True, text=True)
     assert checked.returncode == 0 and "golden" in checked.stdout, checked.stdout[-2000:]
