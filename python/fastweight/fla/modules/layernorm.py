@@ -114,13 +114,13 @@ class _WithLinear:
         return then_linear(super().forward(x, residual, prenorm, residual_in_fp32), prenorm, weight, bias)
 
 
-class LayerNormLinear(_WithLinear, LayerNorm):
+class LayerNormLinear(_WithLinear, LayerNorm):  # type: ignore[misc]
     """The norm, then a linear layer whose weight and bias come with the call."""
 
 
-class RMSNormLinear(_WithLinear, RMSNorm):
+class RMSNormLinear(_WithLinear, RMSNorm):  # type: ignore[misc]
     """The norm, then a linear layer whose weight and bias come with the call."""
 
 
-class GroupNormLinear(_WithLinear, GroupNorm):
+class GroupNormLinear(_WithLinear, GroupNorm):  # type: ignore[misc]
     """The norm, then a linear layer whose weight and bias come with the call."""

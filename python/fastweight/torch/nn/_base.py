@@ -28,7 +28,7 @@ def check(condition, sentence):
 class Mixer(nn.Module):
     """A layer that mixes tokens. Subclasses give `mix`."""
 
-    whole = ()  # tensors of the cache that `mix` takes and gives for the cache's sequences, not for the pieces of the call
+    whole: tuple[str, ...] = ()  # tensors of the cache that `mix` takes and gives for the cache's sequences, not for the pieces of the call
 
     def __init__(self, layer_idx):
         super().__init__()
