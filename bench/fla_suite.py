@@ -6,7 +6,8 @@
 
 fastweight.fla.install() puts our functions in the place of fla's, fla's plain torch references stay. Nothing of the checkout is
 edited. A test is passed, failed, skipped by fla's own marks, or not run: over the limit of time, or it launches a Triton kernel of
-fla itself, which a CPU cannot. Writes bench/results/fla_suite_<device>.json; exits with 1 when a test failed.
+fla itself, which a CPU cannot. Writes bench/results/fla_suite_<device>.json, and a line for each test as it ends beside it in
+fla_suite_<device>.rows, from which --resume goes on; exits with 1 when a test failed.
 """
 import argparse
 import collections
@@ -15,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import fastweight
@@ -76,6 +76,7 @@ def main():
     parser.add_argument("--files", nargs="*", default=None, help=f"files under the checkout; all {len(FILES)} of fastweight's rows unless given")
     parser.add_argument("--only", default="", help="pytest's -k")
     parser.add_argument("--commit", default=None, help="what to write as the checkout's commit when it is no git work tree")
+    parser.add_argument("--resume", action="store_true", help="keep the answers in <output>.rows, also those over a time limit that is not smaller")
     parser.add_argument("--output", type=Path, default=None, help="bench/results/fla_suite_<device>.json")
     arguments = parser.parse_args()
     files = arguments.files or [name for name in FILES if (arguments.fla / name).exists()]
@@ -84,10 +85,13 @@ def main():
     paths = [HERE, arguments.fla, Path(fastweight.__file__).resolve().parents[1]]
     environment = {**os.environ, "FLA_SUITE_DEVICE": arguments.device, "FLA_SUITE_LIMIT": str(arguments.limit), "TRITON_F32_DEFAULT": "ieee",
                    "PYTHONPATH": os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    with tempfile.TemporaryDirectory() as folder:
-        rows, installed = run(arguments.fla, files, arguments.only, environment, Path(folder) / "rows")
+    output = arguments.output or HERE / "results" / f"fla_suite_{arguments.device}.json"
+    lines = output.with_suffix(".rows")
+    if not arguments.resume:
+        lines.unlink(missing_ok=True)
+    rows, installed = run(arguments.fla, files, arguments.only, environment, lines)
     of_files = {}
-    for name in files:
+    for name in dict.fromkeys([*(test.partition("::")[0] for test in rows), *files]):
         own = {test: row for test, row in rows.items() if test.partition("::")[0] == name}
         of_files[name] = {**summary(own), "seconds": round(sum(row["seconds"] for row in own.values()), 1)}
         print(name, of_files[name])
@@ -102,7 +106,6 @@ def main():
         "tests_not_run": {name: row["why"] for name, row in rows.items() if row["outcome"] == "not run"},
         "passed": {name: row["seconds"] for name, row in rows.items() if row["outcome"] == "passed"},
     }
-    output = arguments.output or HERE / "results" / f"fla_suite_{arguments.device}.json"
     output.write_text(json.dumps(result, indent=1) + "\n")
     print(total, "written to", output)
     for name, why in list(result["failed"].items())[:20]:

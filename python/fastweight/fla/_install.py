@@ -47,6 +47,7 @@ class Installation:
         self.replaced, self.left, self.stands_in = [], {}, None
         self._originals = {}  # id of fla's object: (fla's, ours)
         self._places = []     # (module, name, fla's, ours)
+        self._asked_for = set()  # (module's name, name) that held ours before: imported from fastweight, and stay
         self._put, self._kept = {}, {}  # entries of sys.modules: ours, and what was there
 
     def __enter__(self):
@@ -73,16 +74,20 @@ class Installation:
         back = {id(ours): (ours, theirs) for theirs, ours in self._originals.values()
                 if (getattr(ours, "__module__", None) or "").startswith("fastweight.")}
         for module, name in _names_of({key: ours for key, (ours, _) in back.items()}):
+            if (module.__name__, name) in self._asked_for:
+                continue
             setattr(module, name, back[id(vars(module)[name])][1])
         for name, module in self._put.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
         sys.modules.update(self._kept)
-        self._places, self._put, self._kept, self._originals = [], {}, {}, {}
+        self._places, self._put, self._kept, self._originals, self._asked_for = [], {}, {}, {}, set()
         _active = None if _active is self else _active
 
     def _replace(self):
         """Fills the table of originals and puts ours wherever one of them is held by a module."""
+        if not self._places:
+            self._asked_for = {(module.__name__, name) for module, name in _names_of({id(ours): ours for *_, ours in pairs()})}
         for path, name, ours in pairs():
             full = f"{path}.{name}"
             try:

@@ -13,6 +13,7 @@ from fla_truth import fla_ops, function, inputs, torch
 
 import fastweight.fla
 from fastweight.fla._table import ENTRIES
+from fastweight.fla.ops import chunk_kda as ours
 
 CHECKOUT = os.environ.get("FW_FLA_CHECKOUT")
 
@@ -74,6 +75,7 @@ def test_in_place_and_back(package):
     assert later.mine() == "kernel" and later.Conv is before["ShortConvolution"], "also what was imported since"
     assert torch.nn.functional.silu is fastweight.fla.modules.activations.swish and torch.nn.functional.relu is relu
     assert fla_ops.chunk_kda.__module__ == "fastweight.fla.ops.kda.chunk", "our own modules keep their functions"
+    assert ours is fla_ops.chunk_kda, "and so does a module that asked fastweight for them"
     found.uninstall()
 
 

@@ -322,3 +322,18 @@ def test_gates_alone():
         fused_kda_gate(g)
     g, bias = normal(2, 5, 3), normal(3, seed=2)
     same(fused_gdn_gate(g, a_log, bias, torch.float64), -a_log.exp() * F.softplus(g + bias), [g, a_log, bias], "gdn")
+
+
+def test_feature_maps():
+    from fastweight.fla.modules import feature_map
+
+    x = normal(2, 3, 4)
+    y = torch.cat((F.relu(x), -F.relu(x)), -1)
+    expected = torch.cat([y[..., [(i - j) % 8 for i in range(8)]] * y for j in (1, 2)], -1)
+    same(feature_map.DPFPFeatureMap(4, nu=2)(x), expected, [x], "dpfp")
+    same(feature_map.HedgehogFeatureMap(4).double()(x), torch.cat((2 * x, -2 * x), -1).softmax(-1), [x], "hedgehog")
+    layer = feature_map.T2RFeatureMap(4, 6).double()
+    same(layer(x), F.relu(x @ layer.layer.weight.T), [x], "t2r")
+    layer = feature_map.HadamardFeatureMap(4).double()
+    same(layer(x), F.linear(x, layer.layer1.weight, layer.layer1.bias) * F.linear(x, layer.layer2.weight, layer.layer2.bias), [x], "hadamard")
+    assert set(layer.state_dict()) == {"layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias"}

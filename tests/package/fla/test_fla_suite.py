@@ -63,8 +63,8 @@ def test_outcomes(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     output = tmp_path / "found.json"
-    done = subprocess.run([sys.executable, str(ROOT / "bench" / "fla_suite.py"), "--fla", str(tmp_path), "--limit", "2", "--output", str(output)],
-                          env=environment(), capture_output=True, text=True, check=False)
+    command = [sys.executable, str(ROOT / "bench" / "fla_suite.py"), "--fla", str(tmp_path), "--limit", "2", "--output", str(output)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert output.exists(), done.stdout + done.stderr
     found = json.loads(output.read_text())
     assert found["total"] == {"passed": 2, "failed": 1, "skipped": 1, "not run": 2} and done.returncode == 1, done.stdout
@@ -73,3 +73,6 @@ def test_outcomes(tmp_path):
     assert "AssertionError" in found["failed"][f"{name}::test_that_fails"]
     assert found["skipped"] == {"by fla: a package is missing": 1}
     assert found["tests_not_run"] == {f"{name}::test_that_launches": "launches a Triton kernel of fla in launch", f"{name}::test_that_takes_long": "over 2 s"}
+    (tmp_path / name).write_text(TEST.replace("sum() == 0", "sum() != 0"))
+    done = subprocess.run([*command, "--resume"], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and json.loads(output.read_text()) == found, "nothing ran again"

@@ -15,11 +15,24 @@ from .l2norm import L2Norm
 from .layernorm import GroupNorm, GroupNormLinear, LayerNorm, LayerNormLinear, RMSNorm, RMSNormLinear
 from .mlp import GatedMLP
 from .rotary import RotaryEmbedding
-from . import activations, convolution, fused_cross_entropy, fused_linear_cross_entropy, fused_norm_gate, l2norm, l2warp, layernorm, mlp, rotary, token_shift
+from . import (
+    activations,
+    convolution,
+    feature_map,
+    fused_cross_entropy,
+    fused_linear_cross_entropy,
+    fused_norm_gate,
+    l2norm,
+    l2warp,
+    layernorm,
+    mlp,
+    rotary,
+    token_shift,
+)
 
 __all__ = [
     "FusedCrossEntropyLoss", "FusedLayerNormGated", "FusedLayerNormSwishGate", "FusedLayerNormSwishGateLinear", "FusedLinearCrossEntropyLoss",
     "FusedRMSNormGated", "FusedRMSNormSwishGate", "FusedRMSNormSwishGateLinear", "GatedMLP", "GroupNorm", "GroupNormLinear", "L2Norm",
-    "LayerNorm", "LayerNormLinear", "RMSNorm", "RMSNormLinear", "RotaryEmbedding", "ShortConvolution", "activations", "convolution",
+    "LayerNorm", "LayerNormLinear", "RMSNorm", "RMSNormLinear", "RotaryEmbedding", "ShortConvolution", "activations", "convolution", "feature_map",
     "fused_cross_entropy", "fused_linear_cross_entropy", "fused_norm_gate", "l2norm", "l2warp", "layernorm", "mlp", "rotary", "token_shift",
 ]
