@@ -4,10 +4,10 @@ import torch
 
 
 def orthogonalize(x, steps=5):
-    """x [n, rows, cols] -> nearly orthogonal matrices, by a quintic Newton-Schulz iteration in bf16."""
+    """x [n, rows, cols] -> nearly orthogonal matrices, by a quintic Newton-Schulz iteration, in bf16 on a GPU and fp32 on a CPU."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = x.shape[-2] > x.shape[-1]
-    x = x.to(torch.bfloat16)
+    x = x.to(torch.bfloat16 if x.is_cuda else torch.float32)
     if tall:
         x = x.transpose(-1, -2)
     x = x / (x.float().square().sum((-1, -2), keepdim=True).sqrt() + 1e-7).to(x.dtype)

@@ -108,6 +108,8 @@ def test_a_mask_of_wrong_shape_or_a_cache_of_other_size_is_refused():
     layer, x = make("kda"), inputs(2, 4)
     with pytest.raises(ValueError, match=r"KimiDeltaAttention: attention_mask has shape \[2, 3\], allowed \[2, 4 or more\]"):
         layer(x, attention_mask=torch.ones(2, 3))
+    with pytest.raises(TypeError, match="KimiDeltaAttention: past_key_values is of type list, allowed fastweight.torch.nn.Cache"):
+        layer(x, past_key_values=[])
     _, _, cache = layer(x, use_cache=True)
     with pytest.raises(ValueError, match="KimiDeltaAttention: past_key_values holds 2 sequences, allowed 1 as in the call"):
         layer(x[:1], past_key_values=cache, use_cache=True)

@@ -161,6 +161,13 @@ def test_checkpointed_training_has_the_same_gradients_and_learns():
     assert losses[-1] < 0.5 * losses[0]
 
 
+@torch.no_grad()
+def test_a_whole_model_compiles_in_one_graph():
+    net, ids = model(["kda", "sliding"]), tokens(2, 14)
+    compiled = torch.compile(lambda x: net(x, labels=x).loss, fullgraph=True, backend="aot_eager")
+    assert abs(compiled(ids) - net(ids, labels=ids).loss) < 1e-5
+
+
 # ---- generation
 
 def test_rows_do_not_depend_on_their_batch_and_seeds_repeat():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nn_helpers import CASES, fnn, make, torch
+from fastweight.torch.nn.rwkv7 import low_rank
 
 FLA = json.loads((Path(__file__).parent / "fla_parameters.json").read_text(encoding="utf-8"))
 
@@ -75,7 +76,7 @@ def test_rwkv7_starts_as_the_authors_do():
     assert (found.k_a == 1.02).all() and (found.r_k == -0.04).all() and not found.o_proj.weight.any()
     assert torch.allclose(found.g_norm.weight, torch.full((size,), 0.75 ** 0.7))
     assert torch.allclose(found.k_proj.weight @ found.k_proj.weight.T, 0.01 * torch.eye(size), atol=1e-5)
-    assert found.decay_low_rank_dim == 32 and fnn.RWKV7Attention(hidden_size=2048, layer_idx=0, num_hidden_layers=2).gate_low_rank_dim == 224
+    assert found.decay_low_rank_dim == 32 and [low_rank(2048, times) for times in (2.5, 1.7, 5)] == [128, 64, 224]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -49,6 +49,8 @@ class Mixer(nn.Module):
         if use_cache and cache is None:
             cache = Cache()
         if cache is not None:
+            if not isinstance(cache, Cache):
+                raise TypeError(f"{name}: past_key_values is of type {type(cache).__name__}, allowed fastweight.torch.nn.Cache")
             check(self.layer_idx is not None, f"{name}: layer_idx is None, allowed 0 or more with a cache")
             part = cache.take(self.layer_idx, self.whole)
             if part:
