@@ -6,7 +6,7 @@
 
 fastweight.fla.install() puts our functions in the place of fla's, fla's plain torch references stay. Nothing of the checkout is
 edited. A test is passed, failed, skipped by fla's own marks, or not run: over the limit of time, or it launches a Triton kernel of
-fla itself, which a CPU cannot. Writes bench/results/fla_suite_<device>.json, and a line for each test as it ends beside it in
+fla itself, which a CPU cannot. "reference off" names the tests that fail by the error of their own reference, with the numbers. Writes bench/results/fla_suite_<device>.json, and a line for each test as it ends beside it in
 fla_suite_<device>.rows, from which --resume goes on; exits with 1 when a test failed.
 """
 import argparse
@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 OPERATORS = ("linear_attn", "simple_gla", "retention", "lightning_attn", "gla", "delta", "gdn", "kda", "gdn2", "comba", "delta_product", "gdp",
              "iplr_delta", "dplr_delta", "rwkv7")
 MODULES = ("conv", "l2norm", "l2warp", "layernorm", "rotary", "token_shift", "cross_entropy", "activation")
+OUTCOMES = ("passed", "failed", "reference off", "skipped", "not run")
 FILES = tuple(f"tests/ops/test_{name}.py" for name in OPERATORS) + tuple(f"tests/modules/test_{name}.py" for name in MODULES)
 
 
@@ -54,7 +55,7 @@ def run(checkout, files, only, environment, output):
 
 def summary(rows):
     counted = collections.Counter(row["outcome"] for row in rows.values())
-    return {outcome: counted.get(outcome, 0) for outcome in ("passed", "failed", "skipped", "not run")}
+    return {outcome: counted.get(outcome, 0) for outcome in OUTCOMES}
 
 
 def reasons(rows, outcome):
@@ -102,6 +103,7 @@ def main():
                      "python": sys.version.split()[0]},
         "installed": installed, "total": total, "files": of_files,
         "failed": {name: row["why"] for name, row in rows.items() if row["outcome"] == "failed"},
+        "reference_off": {name: row["why"] for name, row in rows.items() if row["outcome"] == "reference off"},
         "skipped": reasons(rows, "skipped"), "not_run": reasons(rows, "not run"),
         "tests_not_run": {name: row["why"] for name, row in rows.items() if row["outcome"] == "not run"},
         "passed": {name: row["seconds"] for name, row in rows.items() if row["outcome"] == "passed"},

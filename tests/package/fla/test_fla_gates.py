@@ -109,6 +109,28 @@ def test_small_steps_of_the_gate_are_not_flushed():
         near(fused_gdn_gate(x, torch.zeros(2)), -softplus(x.double()), "gate", 1e-6)
 
 
+def test_gradient_of_a_log_where_the_sigmoid_is_saturated():
+    """The input of the one test of fla that bench/fla_suite.py counts as "reference off": ours against float64, and torch's own float32."""
+    from fastweight.fla.ops.kda.gate import fused_kda_gate
+
+    torch.manual_seed(42)
+    g = torch.randn(1, 2, 2, 12) * 10
+    a_log = torch.log(torch.randn(1, 1, 2, 1).uniform_(1, 16)).flatten()
+    weight = torch.randn_like(g)
+
+    def gradient(function, dtype):
+        a = a_log.to(dtype).clone().requires_grad_()
+        (function(g.to(dtype), a) * weight.to(dtype)).sum().backward()
+        return a.grad.double()
+
+    def plain(x, a):
+        return -5.0 * torch.sigmoid(a.exp().view(2, 1) * x)
+
+    right = gradient(plain, torch.float64)
+    assert (gradient(lambda x, a: fused_kda_gate(x, a, None, -5.0), torch.float32) - right).norm() < 1e-6 * right.norm()
+    assert (gradient(plain, torch.float32) - right).norm() > 1e-4 * right.norm()
+
+
 REFUSED = [
     (CHUNK_KDA, {"chunk_size": 16}, ValueError, "`chunk_size` must be either 32 or 64"),
     ("chunk_gdn2", {"chunk_size": 32}, ValueError, "`chunk_size` must be 64 for GDN-2"),

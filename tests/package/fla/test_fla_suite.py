@@ -67,7 +67,7 @@ def test_outcomes(tmp_path):
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert output.exists(), done.stdout + done.stderr
     found = json.loads(output.read_text())
-    assert found["total"] == {"passed": 2, "failed": 1, "skipped": 1, "not run": 2} and done.returncode == 1, done.stdout
+    assert found["total"] == {"passed": 2, "failed": 1, "reference off": 0, "skipped": 1, "not run": 2} and done.returncode == 1, done.stdout
     name = "tests/ops/test_simple_gla.py"
     assert set(found["passed"]) == {f"{name}::test_ours_against_the_reference", f"{name}::test_that_only_asks_for_cuda"}
     assert "AssertionError" in found["failed"][f"{name}::test_that_fails"]
