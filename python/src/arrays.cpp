@@ -125,16 +125,20 @@ void check_ndim(const Place &place, int64_t ndim) {
   if (ndim > FW_MAX_DIMS) throw_value_error(place, "has " + std::to_string(ndim) + " dimensions, allowed at most 5");
 }
 
-Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may_be_subclass, fw_tensor *view) {
+Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may_be_stand_in, fw_tensor *view) {
   Reading reading;
   reading.is_torch = true;
   const PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(x));
   if (type != torch.tensor && type != torch.parameter) {
-    reading.is_subclass = true;
-    if (!may_be_subclass) return reading;
+    reading.is_stand_in = true;
+    if (!may_be_stand_in) return reading;
   }
   if (!is_true(x, names().is_cpu)) {
     if (!is_true(x, names().is_cuda)) {
+      if (!may_be_stand_in && attribute_text(x, "device") == "meta") {
+        reading.is_stand_in = true;
+        return reading;
+      }
       throw_value_error(place, "is on the device " + attribute_text(x, "device") + ", allowed cpu");
     }
     reading.device = FW_DEVICE_CUDA;
@@ -301,10 +305,10 @@ std::string repr(PyObject *x) {
 }
 
 Reading read_array(const Place &place, PyObject *x, bool is_written, fw_tensor *view, std::vector<nb::object> *kept,
-                   bool may_be_subclass) {
+                   bool may_be_stand_in) {
   const Torch *torch = torch_if_loaded();
   if (torch != nullptr && PyObject_TypeCheck(x, reinterpret_cast<PyTypeObject *>(torch->tensor))) {
-    return read_torch(place, x, *torch, may_be_subclass, view);
+    return read_torch(place, x, *torch, may_be_stand_in, view);
   }
   Reading reading;
   if (read_buffer(place, x, is_written, view)) return reading;

@@ -23,14 +23,14 @@ struct Place {
 struct Reading {
   bool is_torch = false;
   bool requires_grad = false;
-  bool is_subclass = false;  // of torch.Tensor, and no Parameter: may have no memory of its own
+  bool is_stand_in = false;  // a subclass of torch.Tensor that is no Parameter, or on the device meta: may have no memory
   fw_device device = FW_DEVICE_CPU;
 };
 
 // A view of x. `kept` holds what must live until the call is over beside x itself. Throws ValueError or TypeError.
-// may_be_subclass: false leaves the view of a subclass of torch.Tensor empty (it may be a stand-in without memory).
+// may_be_stand_in: false leaves the view of a stand-in empty.
 Reading read_array(const Place &place, PyObject *x, bool is_written, fw_tensor *view, std::vector<nb::object> *kept,
-                   bool may_be_subclass = true);
+                   bool may_be_stand_in = true);
 
 // A new dense array, torch or NumPy, of view's dtype and shape; sets view->data and the strides. Not initialised.
 // like: a dense torch tensor on the cpu of that dtype and shape, or nullptr; empty_like takes 1.3 us, empty 3 to 4.

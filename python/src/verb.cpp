@@ -91,7 +91,7 @@ Verb::Verb(const std::string &operation, int direction, const std::string &label
 
 void Verb::read_tensor(const Argument &argument, PyObject *value, Filled *filled, fw_tensor *view) const {
   const Place place = {label_text(), argument.name.c_str()};
-  const Reading reading = read_array(place, value, argument.field->kind == Kind::kWritten, view, &filled->kept, filled->may_be_subclass);
+  const Reading reading = read_array(place, value, argument.field->kind == Kind::kWritten, view, &filled->kept, filled->may_be_stand_in);
   const bool is_host = argument.field->kind == Kind::kTensor && (view->dtype == FW_I32 || view->dtype == FW_I64);
   if (is_host && reading.device == FW_DEVICE_CPU) return;  // offsets and indices
   if (!filled->has_device) {
@@ -103,7 +103,7 @@ void Verb::read_tensor(const Argument &argument, PyObject *value, Filled *filled
                                                              : "is on cuda, the tensors before it are on cpu");
   }
   if (reading.requires_grad) filled->requires_grad = true;
-  if (reading.is_subclass) filled->is_subclass = true;
+  if (reading.is_stand_in) filled->is_stand_in = true;
   if (argument.pattern_of >= 0) {
     filled->patterns[argument.pattern_of] = reading.is_torch && reading.device == FW_DEVICE_CPU ? value : nullptr;
   }
@@ -273,12 +273,12 @@ nb::object Verb::allocate_and_run(Filled *filled) const {
 
 nb::object Verb::call(const nb::tuple &values) const {
   Filled filled;
-  filled.may_be_subclass = direction_ != FW_FORWARD;
+  filled.may_be_stand_in = direction_ != FW_FORWARD;
   fill(values, &filled);
   if (filled.is_explain) return explain(filled);
   if (direction_ != FW_FORWARD) {
     check_grad(filled);
-  } else if (filled.is_subclass || (filled.requires_grad && is_torch_grad_enabled())) {
+  } else if (filled.is_stand_in || (filled.requires_grad && is_torch_grad_enabled())) {
     return nb::module_::import_("fastweight.torch._library").attr("call")(label_, values);
   }
   return allocate_and_run(&filled);

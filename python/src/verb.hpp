@@ -40,8 +40,8 @@ struct Filled {
   std::vector<nb::object> kept;
   PyObject *patterns[kMaxOutputs] = {};  // torch tensors that an output may look like, see Output::pattern
   fw_dtype o_dtype = FW_NONE;
-  bool wants_final = false, is_explain = false, is_torch = false, requires_grad = false, is_subclass = false, has_device = false;
-  bool may_be_subclass = true;  // see read_array
+  bool wants_final = false, is_explain = false, is_torch = false, requires_grad = false, is_stand_in = false, has_device = false;
+  bool may_be_stand_in = true;  // see read_array
 };
 
 class Verb {

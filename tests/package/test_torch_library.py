@@ -13,6 +13,8 @@ from package_calls import arguments, environment, fastweight, ops, stored, torch
 if torch is None:
     pytest.skip("not run: torch is not installed", allow_module_level=True)
 
+import torch._dynamo.testing as dynamo_testing
+
 import fastweight.torch as fw_torch
 from fastweight.torch import _library
 from oracle import cases
@@ -145,7 +147,7 @@ def test_neighbours_compile_whole(name):
 
 def test_compiles_for_every_length():
     compiled = torch.compile(lambda q, g, b: fw_torch.gated_delta_rule(q, q, q, g, b)[0] + 1, fullgraph=True, dynamic=True, backend="aot_eager")
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = dynamo_testing.CompileCounter()
     counted = torch.compile(lambda q, g, b: fw_torch.gated_delta_rule(q, q, q, g, b)[0] + 1, fullgraph=True, dynamic=True, backend=counter)
     for T in (7, 20, 65, 200):
         q, g, b = torch.randn(1, T, 2, 8), -torch.rand(1, T, 2), torch.rand(1, T, 2)
