@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table behind fastweight.ops says what the C library says: rows, axes, operands needed and refused, pages; and every
 function has its signature, docstring and stub."""
+import doctest
 import inspect
 import re
 import subprocess
@@ -120,3 +121,11 @@ def test_a_row_takes_what_the_oracle_takes():
         inspect.signature(getattr(ops, op)).bind(**arguments(call, call.given()))
     assert fastweight.__version__ == re.sub(r"\D+", ".", " ".join(
         re.findall(r"#define FW_VERSION_\w+ (\d+)", (ROOT / "include/fastweight/types.h").read_text())))
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_the_example_of_a_docstring_runs(name):
+    function = getattr(ops, name)
+    found = doctest.DocTestFinder(recurse=False).find(function, name, globs={})
+    assert len(found) == 1 and len(found[0].examples) >= 5
+    assert doctest.DocTestRunner().run(found[0]).failed == 0

@@ -5,6 +5,8 @@ A function is `def kda(q, k, ..., explain=False): ... return _kda_verb((q, k, ..
 its cost is that of one tuple. While torch.compile traces it, it names the torch operator instead: use_torch() says how to tell,
 and what to call.
 """
+import functools
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,9 +101,41 @@ def functions():
         yield from _neighbour_functions(name, entry)
 
 
+@functools.cache
 def _paragraph(text, indent):
     return textwrap.fill(text, 118, initial_indent=indent, subsequent_indent=" " * (len(indent) + 2), break_long_words=False,
                          break_on_hyphens=False)
+
+
+# sizes of the arrays in a docstring's example, and what an example says beside them
+SIZES = {"B": 1, "T": 3, "H": 2, "HV": 4, "HQ": 2, "HK": 2, "K": 4, "V": 5, "D": 4, "DV": 5, "N": 1, "W": 3, "W-1": 2, "slots": 1,
+         "capacity": 8, "M": 3, "in": 4, "out": 5}
+EXAMPLES = {"by_axes": (("g", "B,T,HV"), ', gate="scalar", erase="none", g=-g'), "gate_activation": (("x", "B,T,HV"), ', kind="softplus"'),
+            "feature_map": (("x", "B,T,D"), ', kind="silu"'), "short_conv": (("x", "B,T,D"), ""), "l2_norm": (("x", "B,T,D"), ""),
+            "rms_norm": (("x", "B,T,D"), "")}
+
+
+def _sizes(text):
+    return tuple(SIZES[x.removesuffix("*n_sub")] for x in text.split(","))
+
+
+def _example(function):
+    """A call on small arrays, as a doctest."""
+    (special, shape), options = EXAMPLES.get(function.name.removesuffix("_step"), (("", ""), ""))
+    needed = [x for x in function.arguments() if x.type.startswith("Array") and (x.default is REQUIRED or x.name == special)]
+    sizes = {x.name: _sizes(shape if x.name == special else re.search(r"\[([^\]]+)\]", x.text).group(1)) for x in needed}
+    lines = [">>> import numpy as np", f">>> from fastweight.ops import {function.name}"]
+    for name, size in sizes.items():
+        make = f"zeros({size}, np.int64)" if name == "cache_lengths" else f"ones({size}, np.float32)"
+        lines.append(f">>> {name} = np.{make}")
+    call = ["-g" if x.name == "g" else x.name for x in function.positional if x.default is REQUIRED]
+    call += [f"{x.name}={x.name}" for x in needed if x not in function.positional and x.name != special]
+    found = re.match(r"(\w+) \[([^\]]+)\]", RESULTS[function.results[0]])
+    result, size = (found.group(1), _sizes(found.group(2))) if found else ("y", sizes["x"])
+    final = [x.removeprefix("conv_") for x in function.results[1:]]
+    if final:
+        options += ", output_final_state=True"
+    return lines + [f">>> {', '.join([result, *final])} = {function.name}({', '.join(call)}{options})", f">>> {result}.shape", str(size)]
 
 
 def docstring(function):
@@ -115,6 +149,7 @@ def docstring(function):
                              ". Torch tensors when the first tensor is one, else NumPy arrays.", "")]
     parts += [_paragraph("Raises ValueError for an argument that is not allowed, NotImplementedError for what no implementation here "
                          "takes, with the library's sentence: operation, argument, value found, value allowed.", "")]
+    parts += ["", *_example(function), ""]
     if function.source:
         parts += [_paragraph(f"Source: {function.source}", "")]
     return "\n".join(parts + [f"More: docs/operators/{function.page}.md"])
