@@ -74,19 +74,21 @@ def main():
     parser.add_argument("--fla", required=True, type=lambda text: Path(text).resolve(), help="the checkout")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--limit", type=int, default=60, help="seconds a test may take (60)")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no further test is begun")
     parser.add_argument("--files", nargs="*", default=None, help=f"files under the checkout; all {len(FILES)} of fastweight's rows unless given")
     parser.add_argument("--only", default="", help="pytest's -k")
     parser.add_argument("--commit", default=None, help="what to write as the checkout's commit when it is no git work tree")
-    parser.add_argument("--resume", action="store_true", help="keep the answers in <output>.rows, also those over a time limit that is not smaller")
+    parser.add_argument("--resume", action="store_true", help="keep the answers in <output>.rows, but for failures and for those over a smaller limit")
     parser.add_argument("--output", type=Path, default=None, help="bench/results/fla_suite_<device>.json")
     arguments = parser.parse_args()
     files = arguments.files or [name for name in FILES if (arguments.fla / name).exists()]
     if not (arguments.fla / "fla").is_dir() or not files:
         parser.error(f"--fla is {arguments.fla}, which is no checkout of fla")
     paths = [HERE, arguments.fla, Path(fastweight.__file__).resolve().parents[1]]
-    environment = {**os.environ, "FLA_SUITE_DEVICE": arguments.device, "FLA_SUITE_LIMIT": str(arguments.limit), "TRITON_F32_DEFAULT": "ieee",
+    environment = {**os.environ, "FLA_SUITE_DEVICE": arguments.device, "FLA_SUITE_LIMIT": str(arguments.limit),
+                   "FLA_SUITE_BUDGET": str(arguments.budget), "TRITON_F32_DEFAULT": "ieee",
                    "PYTHONPATH": os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    output = arguments.output or HERE / "results" / f"fla_suite_{arguments.device}.json"
+    output = (arguments.output or HERE / "results" / f"fla_suite_{arguments.device}.json").resolve()
     lines = output.with_suffix(".rows")
     if not arguments.resume:
         lines.unlink(missing_ok=True)

@@ -19,6 +19,8 @@ import torch
 
 DEVICE = os.environ.get("FLA_SUITE_DEVICE", "cpu")
 LIMIT = int(os.environ.get("FLA_SUITE_LIMIT", "60"))
+BUDGET = float(os.environ.get("FLA_SUITE_BUDGET", "inf"))
+BEGAN = time.monotonic()
 LAUNCHERS = ("triton" + os.sep + "runtime", "triton" + os.sep + "backends", "triton" + os.sep + "compiler")
 ASKS_FOR_CUDA = ("CUDA required",)
 # Tests whose own reference is further from float64 than their tolerance: {test: (the name that the assertion gives, why)}.
@@ -69,14 +71,17 @@ def begin():
 begin()
 
 
+def earlier():
+    """{test: row} of FLA_SUITE_OUTPUT."""
+    with open(os.environ["FLA_SUITE_OUTPUT"], encoding="utf-8") as lines:
+        return {row["name"]: row for row in map(json.loads, lines)}
+
+
 def known():
-    """Tests that FLA_SUITE_OUTPUT has an answer for already; one that was over a smaller limit than today's has none."""
-    found = {}
-    for line in open(os.environ["FLA_SUITE_OUTPUT"], encoding="utf-8"):
-        row = json.loads(line)
-        found[row["name"]] = row
+    """Tests that FLA_SUITE_OUTPUT has an answer for already: not those that failed or were over a smaller limit than today's."""
+    found = earlier()
     over = re.compile(r"over (\d+) s")
-    return {name for name, row in found.items() if row["outcome"] != "started"
+    return {name for name, row in found.items() if row["outcome"] not in ("started", "failed")
             and not (over.fullmatch(row["why"]) and int(over.fullmatch(row["why"]).group(1)) < LIMIT)}
 
 
@@ -110,6 +115,10 @@ def _launched(error):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
+    if time.monotonic() - BEGAN > BUDGET:
+        if item.nodeid not in earlier():
+            write(item.nodeid, "not run", "after the budget of time")
+        pytest.skip("not run: after the budget of time")
     signal.signal(signal.SIGALRM, _over)
     signal.alarm(LIMIT)
     start = time.perf_counter()
