@@ -113,11 +113,22 @@ def causal_conv1d_update(place):
     return update
 
 
+def activation_of(norm):
+    """Ours for the activation of a gated norm, or None."""
+    return "silu" if norm.activation in SILU else norm.activation if norm.activation == "sigmoid" else None
+
+
+def is_ours(norm):
+    """Whether a call of this module would be gated_norm's and nothing else."""
+    return getattr(type(norm).forward, "is_gated_norm", False) and "forward" not in vars(norm) and activation_of(norm) is not None \
+        and not (norm._forward_hooks or norm._forward_pre_hooks)
+
+
 def gated_norm(place):
     """forward of a module with weight [D], variance_epsilon and activation: x and gate of one shape."""
     @functools.wraps(place.stock)
     def forward(self, hidden_states, gate=None):
-        activation = "silu" if self.activation in SILU else self.activation if self.activation == "sigmoid" else None
+        activation = activation_of(self)
         reason = refusal(hidden_states) or refusal(self.weight)
         if reason is None and (gate is None or activation is None):
             reason = "no gate" if gate is None else f"activation {self.activation}"
@@ -125,4 +136,5 @@ def gated_norm(place):
             return place.pass_on(reason)(self, hidden_states, gate)
         place.count()
         return ops.rms_norm(hidden_states, self.weight, gate=gate, gate_activation=activation, eps=self.variance_epsilon)
+    forward.is_gated_norm = True
     return forward

@@ -6,17 +6,19 @@ does not take (`_refusal`) goes to that stock forward, which calls the functions
 """
 import functools
 import math
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from .. import ops
-from ._functions import SILU, step_conv
+from ._functions import SILU, activation_of, is_ours, step_conv
 from ._packing import boundaries_of
 from ._places import is_functional, refusal
 
 
-@dataclass
+@dataclass(slots=True)
 class Projected:
     """What a layer projects from its input: mixed [B,T,H*K + H*K + HV*V] before the convolution; z [B,T,..,V], heads in any shape."""
 
@@ -24,80 +26,87 @@ class Projected:
     z: torch.Tensor
     g: torch.Tensor
     beta: torch.Tensor
-    sizes: tuple  # K, V
-    key_dim: int  # H*K
-    options: dict  # of the row
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Layer:
     """A kind of layer: its projections, its row, and the names of its gated norm and last projection."""
 
-    project: object  # (layer, hidden [B,T,hidden_size]) -> Projected
-    row: object
-    step: object
+    project: Callable  # (layer, hidden [B,T,hidden_size]) -> Projected
+    sizes: Callable  # layer -> H, HV, K, V
+    row: Callable
+    step: Callable
     norm: str
     output: str
+    beta_input: Callable = lambda layer: "sigmoid"  # noqa: E731
 
 
 @functools.lru_cache(maxsize=64)
-def _qkv_order(groups, key_units, value_units, device):
-    """Positions of the q, then k, then v units in rows of `groups` times (q, k, v, z)."""
+def _orders(groups, key_units, value_units, in_group, device):
+    """Where q, then k, then v units stand in rows of `groups` times (q, k, v, z); and all beta, then all g in (beta, g) by group."""
     unit = torch.arange(groups * 2 * (key_units + value_units), device=device).view(groups, -1)
     q, k, v, _ = unit.split((key_units, key_units, value_units, value_units), 1)
-    return torch.cat((q.flatten(), k.flatten(), v.flatten()))
+    beta, g = torch.arange(groups * 2 * in_group, device=device).view(groups, 2, in_group).unbind(1)
+    return torch.cat((q.flatten(), k.flatten(), v.flatten())), torch.cat((beta.flatten(), g.flatten()))
 
 
-def _scalar_gate(layer, beta_input="sigmoid"):
-    return {"gate_input": "softplus", "a_log": layer.A_log.float(), "dt_bias": layer.dt_bias.float(), "beta_input": beta_input}
+def _grouped_sizes(layer):
+    return layer.num_k_heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim
+
+
+def _float32(x):
+    return x if x.dtype is torch.float32 else x.float()
 
 
 def qwen3_next(layer, hidden):
     """q, k, v and z interleaved by key head in one projection, beta and g in another."""
     B, T, _ = hidden.shape
-    groups, K, V = layer.num_k_heads, layer.head_k_dim, layer.head_v_dim
-    in_group = layer.num_v_heads // groups
-    qkvz = layer.in_proj_qkvz(hidden)
-    unit = math.gcd(K, V)
-    order = _qkv_order(groups, K // unit, in_group * V // unit, hidden.device)
-    mixed = qkvz.view(B, T, -1, unit).index_select(2, order).view(B, T, -1)
-    z = qkvz.view(B, T, groups, -1)[..., 2 * K + in_group * V:].unflatten(-1, (in_group, V))
-    b, a = layer.in_proj_ba(hidden).view(B, T, groups, 2 * in_group).split((in_group, in_group), -1)
-    return Projected(mixed, z, a.flatten(2), b.flatten(2), (K, V), layer.key_dim, _scalar_gate(layer))
+    groups, heads, K, V = _grouped_sizes(layer)
+    in_group, unit = heads // groups, math.gcd(K, V)
+    qkv, gates = _orders(groups, K // unit, heads * V // groups // unit, in_group, hidden.device)
+    qkvz, width = layer.in_proj_qkvz(hidden).contiguous(), 2 * (K + in_group * V)
+    mixed = qkvz.view(B, T, -1, unit).index_select(2, qkv).view(B, T, -1)
+    z = qkvz.as_strided((B, T, groups, in_group, V), (T * groups * width, groups * width, width, V, 1),
+                        qkvz.storage_offset() + width - in_group * V)
+    beta, g = layer.in_proj_ba(hidden).index_select(2, gates).split_with_sizes((heads, heads), 2)
+    return Projected(mixed, z, g, beta, _float32(layer.A_log), _float32(layer.dt_bias))
 
 
 def qwen3_5(layer, hidden):
     """One projection for q, k, v in that order, one each for z, beta and g."""
-    z = layer.in_proj_z(hidden).unflatten(-1, (-1, layer.head_v_dim))
-    return Projected(layer.in_proj_qkv(hidden), z, layer.in_proj_a(hidden), layer.in_proj_b(hidden),
-                     (layer.head_k_dim, layer.head_v_dim), layer.key_dim, _scalar_gate(layer))
+    z = layer.in_proj_z(hidden).view(*hidden.shape[:2], -1, layer.head_v_dim)
+    return Projected(layer.in_proj_qkv(hidden), z, layer.in_proj_a(hidden), layer.in_proj_b(hidden), _float32(layer.A_log),
+                     _float32(layer.dt_bias))
 
 
 def olmo_hybrid(layer, hidden):
     """A projection for each of q, k, v, gate, beta and g."""
     mixed = torch.cat((layer.q_proj(hidden), layer.k_proj(hidden), layer.v_proj(hidden)), -1)
-    z = layer.g_proj(hidden).unflatten(-1, (-1, layer.head_v_dim))
-    return Projected(mixed, z, layer.a_proj(hidden), layer.b_proj(hidden), (layer.head_k_dim, layer.head_v_dim), layer.key_dim,
-                     _scalar_gate(layer, "sigmoid_twice" if layer.allow_neg_eigval else "sigmoid"))
+    z = layer.g_proj(hidden).view(*hidden.shape[:2], -1, layer.head_v_dim)
+    return Projected(mixed, z, layer.a_proj(hidden), layer.b_proj(hidden), _float32(layer.A_log), _float32(layer.dt_bias))
 
 
 def kimi_linear(layer, hidden):
     """A projection for each of q, k, v and beta; low-rank ones for the gate of each key channel and for the output's."""
-    K, forget = layer.head_dim, layer.forget_gate
+    heads = (*hidden.shape[:2], -1, layer.head_dim)
+    forget = layer.forget_gate
     mixed = torch.cat((layer.q_proj(hidden), layer.k_proj(hidden), layer.v_proj(hidden)), -1)
-    g = forget.f_b_proj(forget.f_a_proj(hidden)).unflatten(-1, (-1, K))
-    z = layer.g_b_proj(layer.g_a_proj(hidden)).unflatten(-1, (-1, K))
-    options = {"gate_input": "softplus", "a_log": forget.A_log.float().flatten(), "dt_bias": forget.dt_bias.float().view(-1, K),
-               "beta_input": "sigmoid"}
-    return Projected(mixed, z, g, layer.b_proj(hidden), (K, K), layer.qkv_dim, options)
+    g = forget.f_b_proj(forget.f_a_proj(hidden)).view(heads)
+    z = layer.g_b_proj(layer.g_a_proj(hidden)).view(heads)
+    return Projected(mixed, z, g, layer.b_proj(hidden), _float32(forget.A_log).view(-1),
+                     _float32(forget.dt_bias).view(-1, layer.head_dim))
 
 
-GATED_DELTA_RULE = {"row": ops.gated_delta_rule, "step": ops.gated_delta_rule_step}
+SCALAR_GATE = {"sizes": _grouped_sizes, "row": ops.gated_delta_rule, "step": ops.gated_delta_rule_step}
 LAYERS = {
-    "qwen3_next": Layer(qwen3_next, **GATED_DELTA_RULE, norm="norm", output="out_proj"),
-    "qwen3_5": Layer(qwen3_5, **GATED_DELTA_RULE, norm="norm", output="out_proj"),
-    "olmo_hybrid": Layer(olmo_hybrid, **GATED_DELTA_RULE, norm="o_norm", output="o_proj"),
-    "kimi_linear": Layer(kimi_linear, ops.kda, ops.kda_step, norm="o_norm", output="o_proj"),
+    "qwen3_next": Layer(qwen3_next, **SCALAR_GATE, norm="norm", output="out_proj"),
+    "qwen3_5": Layer(qwen3_5, **SCALAR_GATE, norm="norm", output="out_proj"),
+    "olmo_hybrid": Layer(olmo_hybrid, **SCALAR_GATE, norm="o_norm", output="o_proj",
+                         beta_input=lambda layer: "sigmoid_twice" if layer.allow_neg_eigval else "sigmoid"),
+    "kimi_linear": Layer(kimi_linear, lambda layer: (layer.num_heads, layer.num_heads, layer.head_dim, layer.head_dim), ops.kda, ops.kda_step,
+                         norm="o_norm", output="o_proj"),
 }
 
 
@@ -111,8 +120,9 @@ def _refusal(layer, hidden, cache, kwargs):
         return "the argument cache_params"
     if cache is None:
         return None
-    if not _stores_states(type(cache.layers[layer.layer_idx])):
-        return f"a cache layer of type {type(cache.layers[layer.layer_idx]).__name__}"
+    kinds = type(cache), type(cache.layers[layer.layer_idx])
+    if not _stores_states(*kinds):
+        return f"a cache of type {kinds[0].__name__} with layers of type {kinds[1].__name__}"
     if cache.is_recording_past(layer.layer_idx):
         return "a cache that records its past"
     state = cache.get_conv_state(layer.layer_idx, state_idx=0)
@@ -126,40 +136,120 @@ def _refusal(layer, hidden, cache, kwargs):
 
 
 @functools.lru_cache(maxsize=64)
-def _stores_states(kind):
-    """Whether a class of cache layers keeps the two states as transformers' LinearAttentionLayer does."""
-    from transformers.cache_utils import LinearAttentionLayer
+def _stores_states(cache, layer):
+    """Whether the classes of a cache and of its layer keep the two states as transformers' own do."""
+    from transformers.cache_utils import Cache, LinearAttentionLayer
 
-    return issubclass(kind, LinearAttentionLayer) and kind.update_conv_state is LinearAttentionLayer.update_conv_state \
-        and kind.update_recurrent_state is LinearAttentionLayer.update_recurrent_state
+    return all(getattr(cache, name) is getattr(Cache, name) for name in
+               ("get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state")) \
+        and issubclass(layer, LinearAttentionLayer) and layer.update_conv_state is LinearAttentionLayer.update_conv_state \
+        and layer.update_recurrent_state is LinearAttentionLayer.update_recurrent_state
+
+
+def _heads(mixed, sizes):
+    """[B,T,D] after the convolution -> q, k [B,T,H,K], v [B,T,HV,V], views."""
+    H, HV, K, V = sizes
+    B, T, _ = mixed.shape
+    if K == V:
+        return mixed.view(B, T, -1, K).split_with_sizes((H, H, HV), 2)
+    q, k, v = mixed.split_with_sizes((H * K, H * K, HV * V), 2)
+    return q.view(B, T, H, K), k.view(B, T, H, K), v.view(B, T, HV, V)
+
+
+def _options(layer, kind):
+    return {"qk_norm": "l2", "gate_input": "softplus", "beta_input": kind.beta_input(layer)}
+
+
+class Decoder:
+    """One token at a time on the two states of one cache layer, through plans; made anew when a tensor of it is another."""
+
+    def __init__(self, layer, kind, hidden, cache, found):
+        store = cache.layers[layer.layer_idx]
+        self.cache_type, self.shape, self.dtype = type(cache), hidden.shape, hidden.dtype
+        self.window, self.state, self.sizes = store.conv_states[0], store.recurrent_states[0], kind.sizes(layer)
+        self.oldest, self.second, rest = self.window[..., 0], self.window[..., 1], self.window[..., 1:]
+        weight, norm = layer.conv1d.weight, getattr(layer, kind.norm)
+        self.key, self.norm_name = self.key_of(found, weight), kind.norm
+        # tensors of the calls that the plans are made of are given again at every call, but for the states
+        self.conv = ops.plan(ops.short_conv_step, found.mixed, weight.squeeze(1), state=rest, bias=layer.conv1d.bias, activation="silu")
+        self.step = ops.plan(kind.step, *_heads(found.mixed, self.sizes), found.g, found.beta, state=self.state, a_log=found.a_log,
+                             dt_bias=found.dt_bias, **_options(layer, kind))
+        self.norm = None
+        if is_ours(norm):
+            self.norm = ops.plan(ops.rms_norm, torch.empty(found.z.shape, dtype=found.z.dtype), norm.weight, gate=found.z,
+                                 gate_activation=activation_of(norm), eps=norm.variance_epsilon)
+
+    @staticmethod
+    def key_of(found, weight):
+        g, beta = found.g, found.beta
+        return found.mixed.dtype, found.z.stride(), g.dtype, g.stride(), beta.dtype, beta.stride(), weight.dtype
+
+    def fits(self, hidden, cache, store):
+        return (store.conv_states[0] is self.window and store.recurrent_states[0] is self.state and store.has_previous_state[0]
+                and not store.record_past and hidden.shape == self.shape and hidden.dtype is self.dtype and type(hidden) is torch.Tensor
+                and type(cache) is self.cache_type)
+
+    def __call__(self, layer, found):
+        """The gated norm of o, in z's shape; None when the projections are not what the plans were made for: nothing is written then."""
+        conv1d = layer.conv1d
+        weight, bias = conv1d.weight, conv1d.bias
+        if self.key_of(found, weight) != self.key:
+            return None
+        self.oldest.copy_(self.second)
+        mixed = self.conv(found.mixed, weight.squeeze(1)) if bias is None else self.conv(found.mixed, weight.squeeze(1), bias=bias)
+        q, k, v = _heads(mixed, self.sizes)
+        o = self.step(q, k, v, found.g, found.beta, a_log=found.a_log, dt_bias=found.dt_bias).view(found.z.shape)
+        torch.autograd.graph.increment_version(self.state)
+        norm = getattr(layer, self.norm_name)
+        return self.norm(o, norm.weight, gate=found.z) if self.norm is not None and is_ours(norm) else norm(o, found.z)
+
+
+UNUSUAL = {"cu_seq_lens_q", "seq_idx", "cache_params"}
+_decoders = weakref.WeakKeyDictionary()  # cache layer -> Decoder; it ends with the cache
+
+
+def _prepare(layer, kind, hidden, cache, found):
+    """After one token by the general path: plans for the next ones."""
+    if cache is None or hidden.shape[1] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return
+    _decoders[cache.layers[layer.layer_idx]] = Decoder(layer, kind, hidden, cache, found)
+
+
+def _decoder_of(layer, hidden, cache):
+    """The Decoder of a token after this cache, or None."""
+    if cache is None or hidden.shape[1] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    store = cache.layers[layer.layer_idx]
+    decoder = _decoders.get(store)
+    return decoder if decoder is not None and decoder.fits(hidden, cache, store) else None
 
 
 def _convolve(layer, x, cache, cu):
     """[B,T,D] -> the same, after the window in the cache, which goes on."""
     weight, bias, index = layer.conv1d.weight.squeeze(1), layer.conv1d.bias, layer.layer_idx
-    state = None if cache is None else cache.get_conv_state(index, state_idx=0)
-    if state is not None and x.shape[1] == 1:
-        return step_conv(x, weight, bias, "silu", state)
+    window = None if cache is None else cache.get_conv_state(index, state_idx=0)
+    if window is not None and x.shape[1] == 1:
+        return step_conv(x, weight, bias, "silu", window)
     before = None
     if cache is not None:
         W = layer.conv_kernel_size
-        before = None if state is None else state[..., 1 - W:].clone()
+        before = None if window is None else window[..., 1 - W:].clone()
         last = x if cu is None else x[:, int(cu[-2]):]
         cache.update_conv_state(last[:, -W:].transpose(1, 2), index, conv_kernel_size=W)
     return ops.short_conv(x, weight, bias=bias, activation="silu", initial_state=before, cu_seqlens=cu)[0]
 
 
-def _remember(layer, projected, kind, q, k, v, cache, cu):
-    """q, k [B,T,H,K], v [B,T,HV,V] -> o [B,T,HV,V] after the state in the cache, which goes on."""
-    index, options = layer.layer_idx, {**projected.options, "qk_norm": "l2"}
+def _remember(layer, kind, found, mixed, cache, cu):
+    """mixed [B,T,D] after the convolution -> o [B,T,HV,V] after the state in the cache, which goes on."""
+    operands = (*_heads(mixed, kind.sizes(layer)), found.g, found.beta)
+    options = {"a_log": found.a_log, "dt_bias": found.dt_bias, **_options(layer, kind)}
+    index = layer.layer_idx
     state = None if cache is None else cache.get_recurrent_state(index, state_idx=0)
-    if state is not None and q.shape[1] == 1 and not is_functional(q, k, v, projected.g, projected.beta, state, options["a_log"],
-                                                                   options["dt_bias"]):
-        o = kind.step(q, k, v, projected.g, projected.beta, state=state, **options)
-        cache.update_recurrent_state(state, index)  # itself: for a cache that does more than to store
+    if state is not None and mixed.shape[1] == 1 and not is_functional(*operands, state, found.a_log, found.dt_bias):
+        o = kind.step(*operands, state=state, **options)
+        torch.autograd.graph.increment_version(state)
         return o
-    o, final_state = kind.row(q, k, v, projected.g, projected.beta, initial_state=state, output_final_state=cache is not None,
-                              cu_seqlens=cu, **options)
+    o, final_state = kind.row(*operands, initial_state=state, output_final_state=cache is not None, cu_seqlens=cu, **options)
     if cache is not None:
         cache.update_recurrent_state(final_state if cu is None else final_state[-1:], index)
     return o
@@ -170,22 +260,29 @@ def layer_forward(kind):
     def make(place):
         @functools.wraps(place.stock)
         def forward(self, hidden_states, cache=None, attention_mask=None, **kwargs):
-            reason = _refusal(self, hidden_states, cache, kwargs)
-            if reason:
-                given = {name: x for name, x in (("cache", cache), ("attention_mask", attention_mask)) if x is not None}
-                return place.pass_on(reason)(self, hidden_states, **given, **kwargs)
+            found = normed = None
+            decoder = None if kwargs.keys() & UNUSUAL or attention_mask is not None else _decoder_of(self, hidden_states, cache)
+            if decoder is not None:
+                found = kind.project(self, hidden_states)
+                normed = decoder(self, found)
+            if normed is None:
+                reason = _refusal(self, hidden_states, cache, kwargs)
+                if reason:
+                    given = {name: x for name, x in (("cache", cache), ("attention_mask", attention_mask)) if x is not None}
+                    return place.pass_on(reason)(self, hidden_states, **given, **kwargs)
+                normed = tokens(self, hidden_states, cache, attention_mask, boundaries_of(kwargs))
             place.count()
+            return getattr(self, kind.output)(normed.view(*hidden_states.shape[:-1], -1))
+
+        def tokens(self, hidden, cache, attention_mask, cu):
             if attention_mask is not None:
-                hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
-            shape, cu = hidden_states.shape, boundaries_of(kwargs)
+                hidden = (hidden * attention_mask[:, :, None]).to(hidden.dtype)
             if cu is not None:
-                hidden_states = hidden_states.reshape(1, -1, shape[-1])
-            found = kind.project(self, hidden_states)
-            K, V = found.sizes
-            mixed = _convolve(self, found.mixed, cache, cu)
-            q, k, v = mixed.split((found.key_dim, found.key_dim, mixed.shape[-1] - 2 * found.key_dim), -1)
-            o = _remember(self, found, kind, q.unflatten(-1, (-1, K)), k.unflatten(-1, (-1, K)), v.unflatten(-1, (-1, V)), cache, cu)
-            o = getattr(self, kind.norm)(o.view(found.z.shape), found.z)
-            return getattr(self, kind.output)(o.flatten(2)).view(*shape[:-1], -1)
+                hidden = hidden.reshape(1, -1, hidden.shape[-1])
+            found = kind.project(self, hidden)
+            o = _remember(self, kind, found, _convolve(self, found.mixed, cache, cu), cache, cu)
+            _prepare(self, kind, hidden, cache, found)
+            return getattr(self, kind.norm)(o.view(found.z.shape), found.z)
+
         return forward
     return make
