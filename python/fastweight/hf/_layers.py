@@ -43,6 +43,11 @@ class Layer:
     beta_input: Callable = lambda layer: "sigmoid"  # noqa: E731
 
 
+def _cached(function):
+    """A function with an lru_cache, without it where torch.compile traces: the trace would warn of it and ignore it."""
+    return function.__wrapped__ if torch.compiler.is_compiling() else function
+
+
 @functools.lru_cache(maxsize=64)
 def _orders(groups, key_units, value_units, in_group, device):
     """Where q, then k, then v units stand in rows of `groups` times (q, k, v, z); and all beta, then all g in (beta, g) by group."""
@@ -65,11 +70,10 @@ def qwen3_next(layer, hidden):
     B, T, _ = hidden.shape
     groups, heads, K, V = _grouped_sizes(layer)
     in_group, unit = heads // groups, math.gcd(K, V)
-    qkv, gates = _orders(groups, K // unit, heads * V // groups // unit, in_group, hidden.device)
-    qkvz, width = layer.in_proj_qkvz(hidden).contiguous(), 2 * (K + in_group * V)
+    qkv, gates = _cached(_orders)(groups, K // unit, in_group * V // unit, in_group, hidden.device)
+    qkvz = layer.in_proj_qkvz(hidden).contiguous()
     mixed = qkvz.view(B, T, -1, unit).index_select(2, qkv).view(B, T, -1)
-    z = qkvz.as_strided((B, T, groups, in_group, V), (T * groups * width, groups * width, width, V, 1),
-                        qkvz.storage_offset() + width - in_group * V)
+    z = qkvz.view(B, T, groups, -1).narrow(3, 2 * K + in_group * V, in_group * V).view(B, T, groups, in_group, V)
     beta, g = layer.in_proj_ba(hidden).index_select(2, gates).split_with_sizes((heads, heads), 2)
     return Projected(mixed, z, g, beta, _float32(layer.A_log), _float32(layer.dt_bias))
 
@@ -121,7 +125,7 @@ def _refusal(layer, hidden, cache, kwargs):
     if cache is None:
         return None
     kinds = type(cache), type(cache.layers[layer.layer_idx])
-    if not _stores_states(*kinds):
+    if not _cached(_stores_states)(*kinds):
         return f"a cache of type {kinds[0].__name__} with layers of type {kinds[1].__name__}"
     if cache.is_recording_past(layer.layer_idx):
         return "a cache that records its past"
