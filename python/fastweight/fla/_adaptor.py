@@ -194,7 +194,7 @@ def call(name, entry, given):
     if entry.keywords:
         a.update((word, keywords.get(word)) for word in entry.keywords if word != "transpose_state_layout")
     if keywords:
-        _checks.dropped(name, keywords)
+        _checks.dropped(name, keywords, entry.keywords)
     for check in entry.checks:
         getattr(_checks, check)(name, a, keywords)
     if "transpose_state_layout" in entry.keywords and keywords.get("transpose_state_layout"):

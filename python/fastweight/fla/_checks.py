@@ -10,16 +10,17 @@ import warnings
 # Arguments of other releases and of inner functions that fla's public ones take and drop. Dropped, the call would mean something else.
 ELSEWHERE = {
     "offsets": "cu_seqlens",
-    "transpose_state": "state_v_first",
+    "transpose_state_layout": "state_v_first, where the function has it",
     "inplace_final_state": "fastweight.ops.<row>_step with state=",
     "ssm_state_indices": "fastweight.ops.<row>_step with state_indices=",
     "num_accepted_tokens": "fastweight.ops.<row>_step with state_indices=",
 }
 
 
-def dropped(name, keywords):
+def dropped(name, keywords, known):
     for word, instead in ELSEWHERE.items():
-        if keywords.get(word) is not None:
+        found = keywords.get(word)
+        if word not in known and found is not None and found is not False:
             raise TypeError(f"{name}: {word} is not an argument, use {instead}")
     if keywords.get("head_first"):
         raise DeprecationWarning(f"{name}: head_first is True, tensors are [B,T,H,...]")

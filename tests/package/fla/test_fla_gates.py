@@ -158,6 +158,7 @@ REFUSED = [
     ("chunk_rwkv7", {"cp_context": object()}, NotImplementedError, "cp_context is given"),
     (CHUNK_KDA, {"offsets": torch.tensor([0, 7])}, TypeError, "use cu_seqlens"),
     (KDA, {"ssm_state_indices": torch.tensor([0])}, TypeError, "state_indices"),
+    ("chunk_simple_gla", {"transpose_state_layout": True}, TypeError, "state_v_first"),
     ("chunk_delta_rule", {"head_first": False}, DeprecationWarning, "head_first"),
     ("fused_recurrent_gla", {"head_first": True}, DeprecationWarning, "head_first"),
 ]
