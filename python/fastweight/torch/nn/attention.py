@@ -15,10 +15,10 @@ class Attention(Mixer):
     num_kv_heads: key and value heads, a divisor of num_heads; head_dim: hidden_size / num_heads when None.
     qk_norm: RMS norms q_norm, k_norm [head_dim] before the rotation. window_size: tokens that a query reaches back to, itself
     included; None: all. rope_theta: None for no rotary embedding.
-    The cache keeps min(window_size, what is needed) rows a sequence.
+    The cache keeps the last window_size rows of a sequence, all of them without a window.
     """
 
-    whole = ("keys", "values")
+    whole = ("keys", "values", "all_keys", "all_values")
 
     def __init__(self, hidden_size=2048, num_heads=32, num_kv_heads=None, qkv_bias=False, qk_norm=False, window_size=None, rope_theta=10000.0,
                  max_position_embeddings=None, layer_idx=None, head_dim=None):
@@ -28,6 +28,7 @@ class Attention(Mixer):
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.qkv_bias, self.qk_norm, self.window_size, self.rope_theta = qkv_bias, qk_norm, window_size, rope_theta
         self.max_position_embeddings = max_position_embeddings
+        self.keys, self.values = ("all_keys", "all_values") if window_size is None else ("keys", "values")
         wide, narrow = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q_proj = nn.Linear(hidden_size, wide, bias=qkv_bias)
         self.k_proj = nn.Linear(hidden_size, narrow, bias=qkv_bias)
@@ -50,7 +51,7 @@ class Attention(Mixer):
                 if not use_cache:
                     found = {name: tensor.clone() for name, tensor in found.items()}
         if is_stepped:
-            o = ops.attention_step(q, k, v, k_cache=found["keys"], v_cache=found["values"], cache_lengths=self.lengths(x, cu_seqlens, part),
+            o = ops.attention_step(q, k, v, k_cache=found[self.keys], v_cache=found[self.values], cache_lengths=self.lengths(x, cu_seqlens, part),
                                    window=window, rope_theta=self.rope_theta, cu_seqlens=cu_seqlens)
             return self.o_proj(o.flatten(-2)), found
         if not part:
@@ -78,7 +79,7 @@ class Attention(Mixer):
         """
         rows = self.rows(longest(k, cu_seqlens) + (int(part["lengths"].max()) if part and part["lengths"].numel() else 0))
         found = {}
-        for name, y in (("keys", k), ("values", v)):
+        for name, y in ((self.keys, k), (self.values, v)):
             old = part.get(name)
             if old is None or old.shape[1] < rows:
                 found[name] = y.new_zeros(sequences(k, cu_seqlens), rows, *y.shape[2:])
@@ -102,18 +103,18 @@ class Attention(Mixer):
             slot = torch.full_like(slot, -1).index_put((last,), torch.arange(last.shape[0], device=k.device))
             goes_on = (source[last] >= 0).nonzero()[:, 0]
             found = {}
-            for name, y in (("keys", k), ("values", v)):
+            for name, y in ((self.keys, k), (self.values, v)):
                 old = part.get(name)
                 rows = rows if old is None else max(rows, old.shape[1])
                 found[name] = y.new_zeros(last.shape[0], rows, *y.shape[2:])
                 if old is not None:
                     found[name][goes_on, :old.shape[1]] = old[source[last][goes_on]]
-        rows = found["keys"].shape[1]
+        rows = found[self.keys].shape[1]
         kept = ((slot[own] >= 0) & (place >= after[own] - rows)).nonzero()[:, 0]
         at = (slot[own][kept], place[kept] % rows)
         if self.rope_theta is not None:
             k = rotate(k, positions(k, cu_seqlens, lengths), self.rope_theta)
-        return {name: found[name].index_put(at, y.flatten(0, 1)[kept].to(found[name].dtype)) for name, y in (("keys", k), ("values", v))}
+        return {name: found[name].index_put(at, y.flatten(0, 1)[kept].to(found[name].dtype)) for name, y in ((self.keys, k), (self.values, v))}
 
     @staticmethod
     def owners(x, cu_seqlens):
@@ -128,7 +129,7 @@ class Attention(Mixer):
         Each sequence is packed as its cached rows, oldest first, then its own; the cached rows have query 0 and their
         outputs are dropped. The kept past is at most the window less one row. ring_of [N]: the ring of each sequence; None: n.
         """
-        lengths, rows = part["lengths"], part["keys"].shape[1]
+        lengths, rows = part["lengths"], part[self.keys].shape[1]
         count = sequences(q, cu_seqlens)
         if self.rope_theta is not None:
             place = positions(q, cu_seqlens, lengths)
@@ -151,6 +152,6 @@ class Attention(Mixer):
                 whole = whole.index_put((past_at,), cached[source].to(y.dtype))
             return whole.index_put((row_at,), y)[None]
 
-        o = ops.attention(packed(flat[0], None), packed(flat[1], part["keys"]), packed(flat[2], part["values"]), window=self.window_size or 0,
+        o = ops.attention(packed(flat[0], None), packed(flat[1], part[self.keys]), packed(flat[2], part[self.values]), window=self.window_size or 0,
                           cu_seqlens=starts)
         return o[0, row_at].unflatten(0, q.shape[:2])

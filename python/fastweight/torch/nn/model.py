@@ -112,10 +112,22 @@ class HybridLM(Generation, nn.Module):
         return self.embed.weight if self.config.tie_embeddings else self.lm_head.weight
 
     def hidden(self, input_ids, attention_mask=None, past_key_values=None, use_cache=False, cu_seqlens=None):
-        """input_ids [B,T] -> what enters the head, [B,T,hidden_size], 0 on padding; moves the cache on with use_cache."""
+        """input_ids [B,T] -> what enters the head, [B,T,hidden_size]; moves the cache on with use_cache."""
+        cache, tokens = past_key_values, input_ids.shape[1]
+        if not use_cache or cu_seqlens is not None or cache.piece(tokens) == tokens:
+            return self.read(input_ids, attention_mask, cache, use_cache, cu_seqlens)
+        found, at = [], 0
+        mask = None if attention_mask is None else attention_mask[:, -tokens:]
+        while at < tokens:
+            end = at + cache.piece(tokens - at)
+            found.append(self.read(input_ids[:, at:end], None if mask is None else mask[:, at:end], cache, True, None))
+            at = end
+        return torch.cat(found, 1)
+
+    def read(self, input_ids, attention_mask, cache, use_cache, cu_seqlens):
+        """`hidden` in one go."""
         pieces = Pieces(input_ids, attention_mask, cu_seqlens, self.config.document_token)
-        cache = past_key_values
-        before = 0 if cache is None else cache.get_seq_length()
+        before = 0 if cache is None else cache.place
         x = self.embed(pieces.ids)
         x = self.pre_norm(x) if self.config.pre_norm else x
         v_first = None
