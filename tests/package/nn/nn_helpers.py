@@ -49,3 +49,9 @@ def distance(a, b):
     """RMS of the difference over the RMS of b."""
     a, b = a.detach().double(), b.detach().double()
     return ((a - b).square().mean().sqrt() / b.square().mean().sqrt()).item()
+
+
+def holds(kept, layers):
+    """Whether a snapshot's layers are what a cache's layers hold; of rings the snapshot has the rows in use."""
+    return len(kept) == len(layers) and all(a.keys() == b.keys() and all(
+        torch.equal(a[key], b[key][:, :a[key].shape[1]] if "keys" in key or "values" in key else b[key]) for key in a) for a, b in zip(kept, layers))

@@ -2,7 +2,7 @@
 """Forward of every layer: against its plain form, and against itself packed, padded, cut and token by token."""
 import pytest
 
-from nn_helpers import CASES, distance, first_values, fnn, inputs, make, torch
+from nn_helpers import CASES, distance, first_values, fnn, holds, inputs, make, torch
 from plain_layers import plain
 
 # float32 against float64 of the same numbers. Sums of up to 64 products lose at most about sqrt(64) * 2^-24 = 5e-7 of their
@@ -99,9 +99,21 @@ def test_a_cache_without_use_cache_is_only_read(name):
     before = cache.snapshot()
     a, _, same, *_ = layer(x[:, 20:], past_key_values=cache)
     assert same is cache and cache.get_seq_length(index_of(name)) == 20
-    for layer_before, layer_now in zip(before.layers, cache.layers):
-        assert all(torch.equal(layer_before[key], layer_now[key]) for key in layer_before)
+    assert holds(before.layers, cache.layers)
     assert distance(a, layer(x)[0][:, 20:]) < REORDERED
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fresh_layers_are_finite_for_zeros_and_for_large_inputs(name):
+    cls, arguments = CASES[name]
+    torch.manual_seed(0)
+    layer = getattr(fnn, cls)(**{"layer_idx": 0, **arguments})
+    for scale in (0.0, 1.0, 1e4):
+        x = (inputs(2, 70) * scale).requires_grad_()
+        with torch.enable_grad():
+            o = layer(x, **first_values(name, x.detach()))[0]
+            gradients = torch.autograd.grad(o.square().sum(), [x, *layer.parameters()])
+        assert torch.isfinite(o).all() and all(torch.isfinite(g).all() for g in gradients)
 
 
 def test_a_mask_of_wrong_shape_or_a_cache_of_other_size_is_refused():

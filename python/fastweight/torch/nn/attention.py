@@ -141,7 +141,7 @@ class Attention(Mixer):
         starts = torch.cat([lengths.new_zeros(1), (keep + added).cumsum(0)])
         past = torch.arange(count, device=q.device).repeat_interleave(keep)  # the sequence of each cached row
         back = torch.arange(past.shape[0], device=q.device) - (keep.cumsum(0) - keep)[past]
-        source = (past if ring_of is None else ring_of[past], (lengths[past] - keep[past] + back) % rows)
+        source = (past if ring_of is None else ring_of[past], (lengths[past] - keep[past] + back) % max(rows, 1))
         row_at = starts[own] + keep[own] + torch.arange(own.shape[0], device=q.device) - (added.cumsum(0) - added)[own]
         past_at = starts[past] + back
         total = int(starts[-1])

@@ -32,8 +32,16 @@ class Snapshot:
         return max(self.columns, default=0)
 
 
+RINGS = ("keys", "values", "all_keys", "all_values")
+
+
 def _copy(layers, without=()):
-    return [{name: tensor.clone() for name, tensor in layer.items() if name not in without} for layer in layers]
+    """The layers without the tensors named; of the rings the rows in use: layers make them longer again."""
+    found = []
+    for layer in layers:
+        used = int(layer["lengths"].max()) if layer.get("lengths", torch.empty(0)).numel() else 0
+        found.append({name: (tensor[:, :used] if name in RINGS else tensor).clone() for name, tensor in layer.items() if name not in without})
+    return found
 
 
 def _gather(layer, index, whole=()):
