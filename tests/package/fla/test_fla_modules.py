@@ -213,6 +213,9 @@ def test_rotary(interleaved):
     x = normal(1, 20, 2, 8, seed=2)
     place = torch.cat([torch.arange(j - i) for i, j in zip(CU[:-1], CU[1:])])[None]
     near(layer(x, x, cu_seqlens=CU)[0], turned(x, place), "packed", 4e-6)
+    pads = torch.tensor([0, -2])
+    for y, n in zip(layer(q, q, seqlen_offset=pads)[0], pads):
+        near(y[None, -n:], turned(q[:1, -n:] if n == 0 else q[1:, -n:], torch.arange(5 + n)[None]), "padding on the left", 2e-6)
     wide = rotary.RotaryEmbedding(6, scale_base=512.0)
     q_, k_ = wide(q, q)
     near((q_ * k_).sum(-1), (q * q).sum(-1), "xPos at distance 0", 1e-6)

@@ -11,12 +11,12 @@ __all__ = ["RotaryEmbedding", "rotary_embedding"]
 def rotary_embedding(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, chunk_indices=None):
     """x [B,T,H,D] turned by its position's row of cos and sin [rows, R/2]; the channels from R on stay.
 
-    interleaved: channels 2i and 2i+1 together, else i and i + R/2. seqlen_offsets: number or [N], added to the positions.
-    With inplace x is written and returned.
+    interleaved: channels 2i and 2i+1 together, else i and i + R/2. seqlen_offsets: number or [N], added to the positions;
+    rows before position 0 (padding on the left) are turned as by position 0. With inplace x is written and returned.
     """
     del chunk_indices
     before = seqlen_offsets if isinstance(seqlen_offsets, torch.Tensor) else None
-    place = positions(x, cu_seqlens, before) + (0 if before is not None else seqlen_offsets)
+    place = (positions(x, cu_seqlens, before) + (0 if before is not None else seqlen_offsets)).clamp_min(0)
     width = 2 * cos.shape[-1]
     if width > x.shape[-1]:
         raise AssertionError(f"rotary_embedding: cos has {cos.shape[-1]} columns, allowed at most half of x's {x.shape[-1]} channels")
@@ -50,36 +50,36 @@ class RotaryEmbedding(nn.Module):
         self.inv_freq.copy_(self.base ** (-steps / self.dim))
         if self.scale is not None:
             self.scale.copy_((steps + 0.4 * self.dim) / (1.4 * self.dim))
-        self._tables, self._known = None, None
+        self._seq_len_cached, self._known = 0, None
+        self._cos_cached = self._sin_cached = self._cos_k_cached = self._sin_k_cached = None
 
     def extra_repr(self):
         return f"dim={self.dim}, base={self.base}, interleaved={self.interleaved}, scale_base={self.scale_base}"
 
-    def _table(self, length, like):
-        """cos and sin of `length` positions for q and for k, in like's dtype; kept until a longer one or another dtype is asked for."""
-        known = (like.device, like.dtype, torch.is_inference_mode_enabled())
-        if self._tables is not None and self._known == known and self._tables[0].shape[0] >= length:
-            return self._tables
+    def _update_cos_sin_cache(self, seqlen, device=None, dtype=None):
+        """cos and sin of `seqlen` positions for q, with xPos others for k; kept until more or another dtype is asked for."""
+        known = (device, dtype, torch.is_inference_mode_enabled())
+        if self._known == known and self._seq_len_cached >= seqlen:
+            return
         frequencies = self.inv_freq
         if self.pos_idx_in_fp32 and frequencies.dtype != torch.float32:
-            steps = torch.arange(0, self.dim, 2, device=like.device, dtype=torch.float32)
-            frequencies = self.base ** (-steps / self.dim)
-        angle = torch.arange(length, device=like.device, dtype=frequencies.dtype)[:, None] * frequencies.to(like.device)
-        cos, sin = angle.cos(), angle.sin()
-        if self.scale is None:
-            found = (cos, sin, cos, sin)
-        else:
-            power = (torch.arange(length, device=like.device, dtype=self.scale.dtype) - length // 2) / self.scale_base
-            factor = self.scale.to(like.device) ** power[:, None]
-            found = (cos * factor, sin * factor, cos / factor, sin / factor)
-        self._tables, self._known = tuple(x.to(like.dtype) for x in found), known
-        return self._tables
+            frequencies = self.base ** (-torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
+        angle = torch.arange(seqlen, device=device, dtype=frequencies.dtype)[:, None] * frequencies.to(device)
+        cos, sin, factor = angle.cos(), angle.sin(), 1
+        if self.scale is not None:
+            power = (torch.arange(seqlen, device=device, dtype=self.scale.dtype) - seqlen // 2) / self.scale_base
+            factor = self.scale.to(device) ** power[:, None]
+            self._cos_k_cached, self._sin_k_cached = (cos / factor).to(dtype), (sin / factor).to(dtype)
+        self._cos_cached, self._sin_cached = (cos * factor).to(dtype), (sin * factor).to(dtype)
+        self._seq_len_cached, self._known = seqlen, known
 
     def forward(self, q, k, seqlen_offset=0, cu_seqlens=None, max_seqlen=None, chunk_indices=None):
         """q, k [B,T,H,D] -> the same turned. seqlen_offset: number or [N]; max_seqlen: rows of the table, when the caller knows."""
         if max_seqlen is None:
             most = int(seqlen_offset.max()) if isinstance(seqlen_offset, torch.Tensor) else seqlen_offset
-            max_seqlen = q.shape[1] + most
-        tables = self._table(max_seqlen, q)
+            max_seqlen = max(q.shape[1] + most, 1)
+        self._update_cos_sin_cache(max_seqlen, q.device, q.dtype)
+        of_q = (self._cos_cached, self._sin_cached)
+        of_k = of_q if self.scale is None else (self._cos_k_cached, self._sin_k_cached)
         how = {"interleaved": self.interleaved, "seqlen_offsets": seqlen_offset, "cu_seqlens": cu_seqlens}
-        return rotary_embedding(q, *tables[:2], **how), rotary_embedding(k, *tables[2:], **how)
+        return rotary_embedding(q, *of_q, **how), rotary_embedding(k, *of_k, **how)
