@@ -120,6 +120,23 @@ def test_checkpointed_gradients_are_the_same(name):
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_autocast_trains_float32_layers(name):
+    layer, x = make(name, layer_idx=index_of(name)), inputs(2, 20)
+    weight = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(5))
+    first = first_values(name, x)
+    wanted = gradients(layer, x, weight, **first)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x.clone().requires_grad_()
+        o = layer(y, **first)[0]
+    found = dict(zip(wanted, torch.autograd.grad((o.float() * weight).sum(), [y, *layer.parameters()])))
+    scale = max(value.square().mean().sqrt().item() for value in wanted.values())
+    for key, value in wanted.items():
+        assert found[key].dtype == torch.float32 and torch.isfinite(found[key]).all(), key
+        if value.square().mean().sqrt() > 0.01 * scale and value.numel() > 8:
+            assert distance(found[key], value) < (0.36 if "comba" in name else 0.18), key  # as in bfloat16
+
+
 def test_a_second_derivative_is_refused():
     layer, x = make("gated_delta_net"), inputs(1, 5).requires_grad_()
     (dx,) = torch.autograd.grad(layer(x)[0].square().sum(), [x], create_graph=True)

@@ -145,7 +145,7 @@ class RWKV7Attention(LinearMixer):
         if self.layer_idx == 0:
             v_first = v
         else:
-            v = torch.lerp(v, v_first, torch.sigmoid(self.v_lora(xv)))
+            v = torch.lerp(v, v_first.to(v.dtype), torch.sigmoid(self.v_lora(xv)))
         a, g, w = torch.sigmoid(self.a_lora(xa)), self.g_lora(xg), self.w_lora(xw)
         kk = heads(k * self.k_k.to(k.dtype), self.head_dim)
         kk = ops.l2_norm(kk) if self.fuse_norm else F.normalize(kk, dim=-1)
