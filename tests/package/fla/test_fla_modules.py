@@ -59,6 +59,8 @@ def test_norms(kind, with_bias, with_residual):
     linear.load_state_dict(layer.state_dict())
     weight, bias = normal(7, 12, seed=4), normal(7, seed=5)
     same(linear(x, weight, bias, residual), F.linear(expected, weight, bias), [x, weight, bias], f"{kind} linear")
+    layer.eps = 0
+    same(layer(x), reference_norm(x, layer.weight, layer.bias, 0, "rms" in kind, groups), [x, layer.weight], f"{kind} without eps")
 
 
 def test_dtypes_of_norms():
@@ -99,6 +101,7 @@ def test_field_103_eps_of_the_l2_norm_is_inside_the_root():
     assert abs(l2norm.l2norm(x)[0, 0].item() - 1e-4 / (1e-8 + 1e-6) ** 0.5) < 1e-12
     assert l2norm.l2_norm is l2norm.l2norm and modules.L2Norm(output_dtype=torch.float32)(x.bfloat16()).dtype == torch.float32
     y = normal(2, 3, 4, 5)
+    same(l2norm.l2norm(y, eps=0), F.normalize(y, dim=-1), [y], "without eps")
     same(l2norm.l2norm(y), y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt(), [y], "l2norm")
 
 

@@ -29,7 +29,7 @@ def normed(x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_
            gate=None, activation=None):
     """The norm that every function here is; with a gate, its result times silu(gate) or sigmoid(gate) (`activation`)."""
     total = x if residual is None else wide(x) + wide(residual)
-    if is_rms_norm and num_groups == 1 and bias is None:
+    if is_rms_norm and num_groups == 1 and bias is None and eps:  # the engine has no eps of 0
         how = {} if gate is None else {"gate": gate if gate.dtype == x.dtype else gate.to(total.dtype), "gate_activation": activation}
         y = ops.rms_norm(total, beside(weight, total), eps=eps, y_dtype=x.dtype, **how)
     else:
