@@ -2,12 +2,15 @@
 """docs/layers.md: its programs run as they stand, its names are real and complete."""
 import re
 
+import pytest
+
 from nn_helpers import CASES, ROOT, fnn, make, torch
 
 PAGE = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")
 
 
 def test_programs_of_the_page_run(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("safetensors", reason="not run: safetensors is not installed")
     programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(programs) == 4
     torch.manual_seed(0)
