@@ -6,8 +6,9 @@
 
 fastweight.fla.install() puts our functions in the place of fla's, fla's plain torch references stay. Nothing of the checkout is
 edited. A test is passed, failed, skipped by fla's own marks, or not run: over the limit of time, or it launches a Triton kernel of
-fla itself, which a CPU cannot. "reference off" names the tests that fail by the error of their own reference, with the numbers. Writes bench/results/fla_suite_<device>.json, and a line for each test as it ends beside it in
-fla_suite_<device>.rows, from which --resume goes on; exits with 1 when a test failed.
+fla itself, which a CPU cannot. "reference off" names the tests that fail by the error of their own reference, with the numbers.
+Writes bench/results/fla_suite_<device>.json, and a line for each test as it ends beside it in fla_suite_<device>.rows, from which
+--resume goes on; exits with 1 when a test failed.
 """
 import argparse
 import collections
@@ -21,8 +22,8 @@ from pathlib import Path
 import fastweight
 
 HERE = Path(__file__).resolve().parent
-OPERATORS = ("linear_attn", "simple_gla", "retention", "lightning_attn", "gla", "delta", "gdn", "kda", "gdn2", "comba", "delta_product", "gdp",
-             "iplr_delta", "dplr_delta", "rwkv7")
+OPERATORS = ("linear_attn", "simple_gla", "retention", "lightning_attn", "gla", "delta", "gdn", "kda", "gdn2", "comba", "delta_product",
+             "gdp", "iplr_delta", "dplr_delta", "rwkv7")
 MODULES = ("conv", "l2norm", "l2warp", "layernorm", "rotary", "token_shift", "cross_entropy", "activation")
 OUTCOMES = ("passed", "failed", "reference off", "skipped", "not run")
 FILES = tuple(f"tests/ops/test_{name}.py" for name in OPERATORS) + tuple(f"tests/modules/test_{name}.py" for name in MODULES)
@@ -36,10 +37,10 @@ def commit_of(checkout):
 
 def run(checkout, files, only, environment, output):
     """{test: row} of one pytest process over `files`; the test in which the process ended, if it did, has failed."""
-    command = [sys.executable, "-m", "pytest", "-p", "fla_suite_plugin", "-p", "no:cacheprovider", "-q", "--no-header", "--tb=no", "-W", "ignore",
-               *files, *(["-k", only] if only else [])]
-    done = subprocess.run(command, cwd=checkout, env={**environment, "FLA_SUITE_OUTPUT": str(output)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-p", "fla_suite_plugin", "-p", "no:cacheprovider", "-q", "--no-header", "--tb=no", "-W",
+               "ignore", *files, *(["-k", only] if only else [])]
+    done = subprocess.run(command, cwd=checkout, env={**environment, "FLA_SUITE_OUTPUT": str(output)}, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
     rows = {}
     for line in output.read_text().splitlines() if output.exists() else ():
         row = json.loads(line)
@@ -49,7 +50,8 @@ def run(checkout, files, only, environment, output):
         if row["outcome"] == "started":
             row.update(outcome="failed", why=f"the process ended with {done.returncode}")
     if installed is None or not rows:
-        rows["pytest"] = {"outcome": "failed", "why": (done.stdout.strip().splitlines() or [f"exit {done.returncode}"])[-1][:300], "seconds": 0.0}
+        said = done.stdout.strip().splitlines() or [f"exit {done.returncode}"]
+        rows["pytest"] = {"outcome": "failed", "why": said[-1][:300], "seconds": 0.0}
     return rows, installed
 
 
@@ -75,10 +77,11 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--limit", type=int, default=60, help="seconds a test may take (60)")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no further test is begun")
-    parser.add_argument("--files", nargs="*", default=None, help=f"files under the checkout; all {len(FILES)} of fastweight's rows unless given")
+    parser.add_argument("--files", nargs="*", default=None, help=f"files under the checkout (all {len(FILES)} of fastweight's rows)")
     parser.add_argument("--only", default="", help="pytest's -k")
     parser.add_argument("--commit", default=None, help="what to write as the checkout's commit when it is no git work tree")
-    parser.add_argument("--resume", action="store_true", help="keep the answers in <output>.rows, but for failures and for those over a smaller limit")
+    parser.add_argument("--resume", action="store_true",
+                        help="keep the answers in <output>.rows, but for failures and for those over a smaller limit")
     parser.add_argument("--output", type=Path, default=None, help="bench/results/fla_suite_<device>.json")
     arguments = parser.parse_args()
     files = arguments.files or [name for name in FILES if (arguments.fla / name).exists()]
@@ -101,8 +104,8 @@ def main():
     total = summary(rows)
     result = {
         "fla": {"commit": arguments.commit or commit_of(arguments.fla)}, "device": arguments.device, "limit_s": arguments.limit,
-        "versions": {"fastweight": fastweight.__version__, **{name: version(name) for name in ("torch", "triton", "transformers", "pytest")},
-                     "python": sys.version.split()[0]},
+        "versions": {"fastweight": fastweight.__version__, "python": sys.version.split()[0],
+                     **{name: version(name) for name in ("torch", "triton", "transformers", "pytest")}},
         "installed": installed, "total": total, "files": of_files,
         "failed": {name: row["why"] for name, row in rows.items() if row["outcome"] == "failed"},
         "reference_off": {name: row["why"] for name, row in rows.items() if row["outcome"] == "reference off"},

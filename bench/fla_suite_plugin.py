@@ -96,8 +96,8 @@ def pytest_collection_modifyitems(config, items):
         return
     for item in items:
         for node in item.listchain():
-            kept = [mark for mark in node.own_markers if not (mark.name == "skipif" and mark.kwargs.get("reason", "").startswith(ASKS_FOR_CUDA))]
-            node.own_markers[:] = kept
+            node.own_markers[:] = [mark for mark in node.own_markers
+                                   if not (mark.name == "skipif" and mark.kwargs.get("reason", "").startswith(ASKS_FOR_CUDA))]
 
 
 def _over(signum, frame):

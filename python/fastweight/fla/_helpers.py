@@ -16,7 +16,8 @@ def _gate_of(name, g, A_log, dt_bias, lower_bound, output_dtype, dims):
 
 
 def fused_kda_gate(g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=torch.float32):
-    """Logits [..., HV, K] to log decays: -exp(A_log) softplus(g + dt_bias), with `lower_bound` lower_bound sigmoid(exp(A_log) (g + dt_bias)).
+    """Logits [..., HV, K] to log decays: -exp(A_log) softplus(g + dt_bias), or with a lower_bound
+    lower_bound sigmoid(exp(A_log) (g + dt_bias)).
 
     A_log [HV], None: a rate of 1 (with a lower_bound only); dt_bias [HV*K] or None. ValueError without A_log and lower_bound.
     """

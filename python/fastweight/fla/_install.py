@@ -19,7 +19,8 @@ def pairs():
     for name, module in vars(modules).items():
         if isinstance(module, types.ModuleType) and module.__name__.startswith(modules.__name__ + "."):
             found += [(f"fla.modules.{name}", word, getattr(module, word)) for word in module.__all__]
-    found += [("fla.modules", word, getattr(modules, word)) for word in modules.__all__ if not isinstance(getattr(modules, word), types.ModuleType)]
+    found += [("fla.modules", word, getattr(modules, word)) for word in modules.__all__
+              if not isinstance(getattr(modules, word), types.ModuleType)]
     return found
 
 
@@ -60,7 +61,8 @@ class Installation:
         if self.stands_in is not None:
             head = f"fla could not be imported ({self.stands_in}): {len(self._put)} modules named fla are fastweight's"
         else:
-            head = f"{len(self.replaced)} names of fla are fastweight's, in {len(self._places)} places of {len({m.__name__ for m, *_ in self._places})} modules"
+            count = len({module.__name__ for module, *_ in self._places})
+            head = f"{len(self.replaced)} names of fla are fastweight's, in {len(self._places)} places of {count} modules"
         rows = [f"  {name}" for name in self.replaced]
         rows += ["left as they are:"] + [f"  {name}: {why}" for name, why in self.left.items()] if self.left else []
         return "\n".join([head, *rows])
@@ -121,8 +123,8 @@ class Installation:
         root.__spec__ = importlib.machinery.ModuleSpec("fla", None, is_package=True)
         put = {"fla": root, "fla.layers": layers, **SECOND_NAMES}
         for package in (ops, modules):
-            inner = {name: module for name, module in sys.modules.items() if name == package.__name__ or name.startswith(package.__name__ + ".")}
-            put.update((name.replace("fastweight.fla", "fla", 1), module) for name, module in inner.items())
+            put.update((name.replace("fastweight.fla", "fla", 1), module) for name, module in sys.modules.items()
+                       if f"{name}.".startswith(package.__name__ + "."))
         root.ops, root.modules, root.layers = ops, modules, layers
         self._kept = {name: module for name, module in sys.modules.items() if name == "fla" or name.startswith("fla.")}
         for name in self._kept:

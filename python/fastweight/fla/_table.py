@@ -71,8 +71,8 @@ ENTRIES = {
         "sum", "simple_gla.fused_chunk", f"q, k, v, g=None, g_gamma=None, scale=None, {STATES}, cu_seqlens=None", ("packed", "one_gate")),
     "fused_recurrent_simple_gla": Entry(
         "sum", "simple_gla.fused_recurrent",
-        f"q, k, v, g=None, g_gamma=None, scale=None, {STATES}, reverse=False, state_v_first=False, cu_seqlens=None, **kwargs", ALIAS, V_FIRST,
-        form="recurrent"),
+        f"q, k, v, g=None, g_gamma=None, scale=None, {STATES}, reverse=False, state_v_first=False, cu_seqlens=None, **kwargs",
+        ALIAS, V_FIRST, form="recurrent"),
     "parallel_simple_gla": Entry(
         "sum", "simple_gla.parallel", f"q, k, v, g=None, scale=None, output_attentions=False, {SEQLENS}, **kwargs",
         ("head_first", "packed", "attentions"), form="auto"),
@@ -94,7 +94,8 @@ ENTRIES = {
         f"q, k, v, layer_idx, num_layers, scale=None, {STATES}, reverse=False, cu_seqlens=None, **kwargs", ("head_first", "packed"),
         form="recurrent"),
     "chunk_gla": Entry(
-        "sum", "gla.chunk", f"q, k, v, g, scale=None, {STATES}, state_v_first=False, {SEQLENS}", ("packed", "gla_shapes"), renamed=VECTOR, o_like="v"),
+        "sum", "gla.chunk", f"q, k, v, g, scale=None, {STATES}, state_v_first=False, {SEQLENS}", ("packed", "gla_shapes"), renamed=VECTOR,
+        o_like="v"),
     "fused_recurrent_gla": Entry(
         "sum", "gla.fused_recurrent",
         f"q, k, v, gk=None, gv=None, scale=None, {STATES}, reverse=False, state_v_first=False, cu_seqlens=None, **kwargs", ALIAS, V_FIRST,
@@ -105,19 +106,21 @@ ENTRIES = {
         "delta", "delta_rule.chunk", f"q, k, v, beta, scale=None, {STATES}, {NORM}, {SEQLENS}, **kwargs",
         ("same_dtype", "scalar_beta", "head_first", "chunk_16_32_64", "packed"), LENGTH),
     "fused_recurrent_delta_rule": Entry(
-        "delta", "delta_rule.fused_recurrent", f"q, k, v, beta=None, scale=None, {STATES}, {NORM}, cu_seqlens=None", ("packed", "positive_scale"),
-        form="recurrent"),
+        "delta", "delta_rule.fused_recurrent", f"q, k, v, beta=None, scale=None, {STATES}, {NORM}, cu_seqlens=None",
+        ("packed", "positive_scale"), form="recurrent"),
     "fused_chunk_delta_rule": Entry("", "delta_rule.fused_chunk", "**kwargs", ("withdrawn",), note="chunk_delta_rule"),
     "chunk_gated_delta_rule": Entry(
         "delta", "gated_delta_rule.chunk",
-        f"q, k, v, g, beta, scale=None, {STATES}, {NORM}, {BETA}, state_v_first=False, {SEQLENS}, chunk_indices=None, cp_context=None, **kwargs",
+        f"q, k, v, g, beta, scale=None, {STATES}, {NORM}, {BETA}, state_v_first=False, {SEQLENS}, chunk_indices=None, cp_context=None, "
+        "**kwargs",
         ("alias", "gdn_heads", "head_first", "chunk_16_32_64_gdn", "no_cp", "packed", "a_log_asserted", "negative_eigenvalues"),
         ("use_gate_in_kernel",) + GATE + LENGTH + V_FIRST, aliases=("chunk_gdn",)),
     "fused_recurrent_gated_delta_rule": Entry(
         "delta", "gated_delta_rule.fused_recurrent",
-        f"q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, {STATES}, {NORM}, use_gate_in_kernel=False, A_log=None, dt_bias=None, {BETA}, "
-        "state_v_first=False, cu_seqlens=None, **kwargs",
-        ("alias", "packed", "a_log_valued", "negative_eigenvalues"), V_FIRST, o_like="v", form="recurrent", aliases=("fused_recurrent_gdn",)),
+        f"q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, {STATES}, {NORM}, use_gate_in_kernel=False, A_log=None, dt_bias=None, "
+        f"{BETA}, state_v_first=False, cu_seqlens=None, **kwargs",
+        ("alias", "packed", "a_log_valued", "negative_eigenvalues"), V_FIRST, o_like="v", form="recurrent",
+        aliases=("fused_recurrent_gdn",)),
     "chunk_kda": Entry(
         "delta", "kda.chunk",
         f"q, k, v, g, beta, scale=None, {STATES}, {NORM}, use_gate_in_kernel=False, {BETA}, safe_gate=False, lower_bound=None, "
@@ -170,7 +173,8 @@ ENTRIES = {
         "lower_bound=None, **kwargs", ("head_first", "negative_bound", "no_cp", "packed"), renamed={"r": "q", "w": "gk"},
         note="w is the log decay. scale is 1 unless given, None is K^-1/2."),
     "fused_recurrent_rwkv7": Entry(
-        "dplr", "rwkv7.fused_recurrent", "r, w, k, v, a, b, scale=None, initial_state=None, output_final_state=True, cu_seqlens=None, **kwargs",
+        "dplr", "rwkv7.fused_recurrent",
+        "r, w, k, v, a, b, scale=None, initial_state=None, output_final_state=True, cu_seqlens=None, **kwargs",
         ("head_first", "packed"), renamed={"r": "q", "w": "gk"}, o_like="v", form="recurrent",
         note="scale None is K^-1/2 and the final state is returned unless refused, both unlike chunk_rwkv7."),
     "fused_mul_recurrent_rwkv7": Entry(

@@ -61,7 +61,8 @@ def canon(name, a):
         return x if decay is None else decay + x
 
     if name.endswith("retention"):
-        decay = torch.tensor([math.log(1 - 2.0 ** (-5 - h)) for h in range(v.shape[2])], dtype=v.dtype).view(1, 1, -1, 1, 1).expand(*v.shape[:3], 1, 1)
+        rates = torch.tensor([math.log(1 - 2.0 ** (-5 - h)) for h in range(v.shape[2])], dtype=v.dtype)
+        decay = rates.view(1, 1, -1, 1, 1).expand(*v.shape[:3], 1, 1)
     if "lightning" in name:
         rate = -(8 / v.shape[2]) * (1 - a["layer_idx"] / a["num_layers"])
         decay = (rate * torch.arange(v.shape[2], dtype=v.dtype)).view(1, 1, -1, 1, 1).expand(*v.shape[:3], 1, 1)

@@ -209,7 +209,8 @@ def test_field_070_whole_and_in_pieces(name, piece):
         whole, final = function(name)(**given)
         state, rows = given["initial_state"], []
         for at in range(0, 256, piece):
-            part = {word: x[:, at:at + piece] if isinstance(x, torch.Tensor) and word != "initial_state" else x for word, x in given.items()}
+            part = {word: x[:, at:at + piece] if isinstance(x, torch.Tensor) and word != "initial_state" else x
+                    for word, x in given.items()}
             if gate:
                 part[gate] = part.pop("g")
             if recurrent == "fused_recurrent_rwkv7":

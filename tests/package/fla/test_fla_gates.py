@@ -69,7 +69,8 @@ def test_lower_bound_without_the_gate_flag_and_safe_gate_change_nothing():
 def test_a_log_and_bias_are_ignored_without_the_gate_flag():
     given = inputs(GDN, seed=4)
     with torch.no_grad():
-        assert torch.equal(fla_ops.fused_recurrent_gdn(**given, A_log=torch.ones(2), dt_bias=torch.ones(2))[0], fla_ops.fused_recurrent_gdn(**given)[0])
+        plain = fla_ops.fused_recurrent_gdn(**given)[0]
+        assert torch.equal(fla_ops.fused_recurrent_gdn(**given, A_log=torch.ones(2), dt_bias=torch.ones(2))[0], plain)
         given = inputs(CHUNK_GDN, seed=4)
         assert torch.equal(fla_ops.chunk_gdn(**given, A_log=torch.ones(2), dt_bias=torch.ones(2))[0], fla_ops.chunk_gdn(**given)[0])
 

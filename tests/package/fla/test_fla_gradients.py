@@ -15,7 +15,8 @@ AGREE = 1e-10
 
 def leaves(given):
     """The same arguments with gradients; what is no tensor of numbers stays."""
-    return {word: x.detach().clone().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for word, x in given.items()}
+    return {word: x.detach().clone().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for word, x in given.items()}
 
 
 def check(name, given, run=None, **loop):

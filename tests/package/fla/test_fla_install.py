@@ -27,8 +27,8 @@ FILES = {
     "fla/modules/convolution.py": "class ShortConvolution:\n    pass\n",
     "fla/modules/activations.py": "import torch.nn.functional as F\nclass A:\n    @classmethod\n    def apply(cls): pass\n"
                                   "swish = A.apply\nsigmoid = F.relu\nACT2FN = {'swish': swish}\n",
-    "written_for_fla.py": "from fla.ops import chunk_kda as mine\nfrom fla.modules import ShortConvolution\nfrom fla.modules.activations import ACT2FN, swish\n"
-                          "import fla.ops.kda.chunk as deep\n",
+    "written_for_fla.py": "from fla.ops import chunk_kda as mine\nfrom fla.modules import ShortConvolution\n"
+                          "from fla.modules.activations import ACT2FN, swish\nimport fla.ops.kda.chunk as deep\n",
 }
 
 
@@ -58,10 +58,12 @@ def test_in_place_and_back(package):
     before = dict(vars(script))
     found = fastweight.fla.install()
     assert found.stands_in is None
-    assert script.mine is fla_ops.chunk_kda and script.deep.chunk_kda is fla_ops.chunk_kda and sys.modules["fla"].ops.kda.chunk_kda is fla_ops.chunk_kda
+    assert script.mine is fla_ops.chunk_kda and script.deep.chunk_kda is fla_ops.chunk_kda
+    assert sys.modules["fla"].ops.kda.chunk_kda is fla_ops.chunk_kda
     assert script.ShortConvolution is fastweight.fla.modules.ShortConvolution
     assert script.ACT2FN is fastweight.fla.modules.activations.ACT2FN and script.swish is torch.nn.functional.silu
-    assert {"fla.ops.kda.chunk_kda", "fla.ops.chunk_kda", "fla.ops.kda.chunk.chunk_kda", "fla.modules.ShortConvolution"} <= set(found.replaced)
+    names = {"fla.ops.kda.chunk_kda", "fla.ops.chunk_kda", "fla.ops.kda.chunk.chunk_kda", "fla.modules.ShortConvolution"}
+    assert names <= set(found.replaced)
     assert "fla.ops.chunk_gsa" in found.left and "fla.ops.gla.chunk.chunk_gla" in found.left
     assert "not fla's" in found.left["fla.modules.activations.sigmoid"], "what is torch's stays torch's"
     assert "chunk_gsa" in str(found) and "fla.ops.kda.chunk_kda" in str(found)
@@ -127,8 +129,8 @@ def signature(node):
     """[(name, default as a value or None, is there one)] of a function's parameters, ** as "**"."""
     arguments = node.args
     given = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
-    found = [(argument.arg, None if default is None else ast.unparse(default), default is not None) for argument, default in zip(arguments.args, given)]
-    found += [(argument.arg, ast.unparse(default), True) for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults) if default]
+    pairs = [*zip(arguments.args, given), *zip(arguments.kwonlyargs, arguments.kw_defaults)]
+    found = [(argument.arg, None if default is None else ast.unparse(default), default is not None) for argument, default in pairs]
     return found + ([("**", None, False)] if arguments.kwarg else [])
 
 

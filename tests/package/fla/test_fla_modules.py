@@ -89,7 +89,8 @@ def test_gated_norms(activation, rms):
     with pytest.raises(ValueError, match="Unsupported activation"):
         type(layer)(8, activation="gelu")
     function = fused_norm_gate.rms_norm_gated if rms else fused_norm_gate.layer_norm_gated
-    same(function(x, g, layer.weight, None, activation), reference_norm(x, layer.weight, None, 1e-6, rms) * act(g), [x, g], "eps of the function is 1e-6")
+    expected = reference_norm(x, layer.weight, None, 1e-6, rms) * act(g)
+    same(function(x, g, layer.weight, None, activation), expected, [x, g], "eps of the function is 1e-6")
     linear = (modules.FusedRMSNormSwishGateLinear if rms else modules.FusedLayerNormSwishGateLinear)(8, eps=1e-3, dtype=torch.float64)
     weight = normal(4, 8, seed=5)
     same(linear(x, g, weight), F.linear(reference_norm(x, linear.weight, None, 1e-3, rms) * F.silu(g), weight), [x, g, weight], "linear")
@@ -249,9 +250,11 @@ def test_cross_entropy(more):
     cut = cut if cap is None else cap * torch.tanh(cut / cap)
     for reduction in ("mean", "sum"):
         expected = F.cross_entropy(cut, target, reduction=reduction, label_smoothing=more.get("label_smoothing", 0.0))
-        same(fused_linear_cross_entropy_loss(x, target, weight, bias, reduction=reduction, num_chunks=4, **more), expected, [x, weight, bias], reduction)
+        found = fused_linear_cross_entropy_loss(x, target, weight, bias, reduction=reduction, num_chunks=4, **more)
+        same(found, expected, [x, weight, bias], reduction)
     layer = modules.FusedLinearCrossEntropyLoss(**more)
-    same(layer(x[None], target[None], weight, bias), F.cross_entropy(cut, target, label_smoothing=more.get("label_smoothing", 0.0)), [x, weight], "layer")
+    expected = F.cross_entropy(cut, target, label_smoothing=more.get("label_smoothing", 0.0))
+    same(layer(x[None], target[None], weight, bias), expected, [x, weight], "layer")
 
 
 @pytest.mark.parametrize("reduction", ("mean", "sum"))
@@ -263,11 +266,12 @@ def test_l2_warp(reduction):
     loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction=reduction)
     pulled = loss + (0.25 * logits.max(-1).values.square() / 2).sum() / 12
     mine = l2warp.l2_warp(loss, logits, 0.25)
-    fused = modules.FusedLinearCrossEntropyLoss(use_l2warp=True, l2_penalty_factor=0.25, num_chunks=5, reduction=reduction)(x, target, weight)
+    layer = modules.FusedLinearCrossEntropyLoss(use_l2warp=True, l2_penalty_factor=0.25, num_chunks=5, reduction=reduction)
+    fused = layer(x, target, weight)
     near(mine, loss, "loss", AGREE)
     near(fused, loss, "fused loss", AGREE)
     for found in (mine, fused):
-        for a, b in zip(torch.autograd.grad(found, [x, weight], retain_graph=True), torch.autograd.grad(pulled, [x, weight], retain_graph=True)):
+        for a, b in zip(*(torch.autograd.grad(loss, [x, weight], retain_graph=True) for loss in (found, pulled))):
             near(a, b, "gradient", AGREE)
 
 
@@ -275,12 +279,15 @@ def test_gated_mlp():
     layer = modules.GatedMLP(6, intermediate_size=10).double()
     assert set(layer.state_dict()) == {"gate_proj.weight", "up_proj.weight", "down_proj.weight"}
     x = normal(2, 3, 6)
-    same(layer(x), F.linear(F.silu(F.linear(x, layer.gate_proj.weight)) * F.linear(x, layer.up_proj.weight), layer.down_proj.weight), [x], "mlp")
+    inner = F.silu(F.linear(x, layer.gate_proj.weight)) * F.linear(x, layer.up_proj.weight)
+    same(layer(x), F.linear(inner, layer.down_proj.weight), [x], "mlp")
     assert modules.GatedMLP(96).intermediate_size == 256 and modules.GatedMLP(512, hidden_ratio=4).intermediate_size == 1536
     with pytest.raises(ValueError, match="hidden_act"):
         modules.GatedMLP(6, hidden_act="relu")
     x, y = normal(50), normal(50, seed=1)
-    same(activations.powglu(x, y), torch.where(x > 0, x.clamp_min(1e-9) ** (3 / (x.clamp_min(1e-9).sqrt() + 1)), x) * torch.sigmoid(x) * y, [x, y], "powglu")
+    above = x.clamp_min(1e-9)
+    expected = torch.where(x > 0, above ** (3 / (above.sqrt() + 1)), x) * torch.sigmoid(x) * y
+    same(activations.powglu(x, y), expected, [x, y], "powglu")
     same(activations.logsigmoid(x, 2.0), F.logsigmoid(x) / 2, [x], "logsigmoid")
     same(activations.sqrelu(x), F.relu(x) ** 2, [x], "sqrelu")
     for name, function in activations.ACT2FN.items():
@@ -341,5 +348,6 @@ def test_feature_maps():
     layer = feature_map.T2RFeatureMap(4, 6).double()
     same(layer(x), F.relu(x @ layer.layer.weight.T), [x], "t2r")
     layer = feature_map.HadamardFeatureMap(4).double()
-    same(layer(x), F.linear(x, layer.layer1.weight, layer.layer1.bias) * F.linear(x, layer.layer2.weight, layer.layer2.bias), [x], "hadamard")
+    expected = F.linear(x, layer.layer1.weight, layer.layer1.bias) * F.linear(x, layer.layer2.weight, layer.layer2.bias)
+    same(layer(x), expected, [x], "hadamard")
     assert set(layer.state_dict()) == {"layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias"}

@@ -165,7 +165,8 @@ def test_gates_of_keys_and_values(name, gates, cu):
     check(name, v_first)
 
 
-@pytest.mark.parametrize("name", ("fused_recurrent_delta_rule", "fused_recurrent_gated_delta_rule", "fused_recurrent_kda", "fused_recurrent_comba"))
+@pytest.mark.parametrize("name", ("fused_recurrent_delta_rule", "fused_recurrent_gated_delta_rule", "fused_recurrent_kda",
+                                  "fused_recurrent_comba"))
 def test_a_beta_for_every_value(name):
     given = inputs(name, seed=13, HV=2, V=40, output_final_state=True)  # fla's own backward goes wrong above 32
     given["beta"] = torch.rand(*given["v"].shape, dtype=torch.float64)
@@ -230,7 +231,8 @@ def test_states_before_each_chunk(name, size, cu, v_first):
         for n, (i, j) in enumerate(spans):
             first = given["initial_state"] if cu is None else given["initial_state"][n:n + 1]
             for at in range(i, j, size):
-                piece = {word: x[:, i:at] for word, x in given.items() if isinstance(x, torch.Tensor) and word not in ("cu_seqlens", "initial_state")}
+                piece = {word: x[:, i:at] for word, x in given.items()
+                         if isinstance(x, torch.Tensor) and word not in ("cu_seqlens", "initial_state")}
                 expected.append(truth(name, dict(piece, initial_state=first, state_v_first=v_first))[1])
         near(starts, torch.stack(expected, 1), "states")
         assert starts.dtype == given["k"].dtype

@@ -52,7 +52,8 @@ FILES = {
     "fla/ops/simple_gla/chunk.py": "def chunk_simple_gla(*a, **k):\n    raise RuntimeError('a kernel')\n",
     "fla/ops/launcher.py": "from triton.runtime.jit import run\n\ndef launch():\n    run()\n",
     "fla/modules/__init__.py": "__all__ = []\n",
-    "triton/__init__.py": "", "triton/runtime/__init__.py": "", "triton/runtime/jit.py": "def run():\n    raise RuntimeError('0 active drivers')\n",
+    "triton/__init__.py": "", "triton/runtime/__init__.py": "",
+    "triton/runtime/jit.py": "def run():\n    raise RuntimeError('0 active drivers')\n",
     "tests/conftest.py": "from fla.utils import device_torch_lib\nimport torch\nassert device_torch_lib is torch.cpu\n",
     "tests/ops/test_simple_gla.py": TEST,
 }
@@ -67,12 +68,14 @@ def test_outcomes(tmp_path):
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert output.exists(), done.stdout + done.stderr
     found = json.loads(output.read_text())
-    assert found["total"] == {"passed": 2, "failed": 1, "reference off": 0, "skipped": 1, "not run": 2} and done.returncode == 1, done.stdout
+    assert found["total"] == {"passed": 2, "failed": 1, "reference off": 0, "skipped": 1, "not run": 2}, done.stdout
+    assert done.returncode == 1
     name = "tests/ops/test_simple_gla.py"
     assert set(found["passed"]) == {f"{name}::test_ours_against_the_reference", f"{name}::test_that_only_asks_for_cuda"}
     assert "AssertionError" in found["failed"][f"{name}::test_that_fails"]
     assert found["skipped"] == {"by fla: a package is missing": 1}
-    assert found["tests_not_run"] == {f"{name}::test_that_launches": "launches a Triton kernel of fla in launch", f"{name}::test_that_takes_long": "over 2 s"}
+    assert found["tests_not_run"] == {f"{name}::test_that_launches": "launches a Triton kernel of fla in launch",
+                                      f"{name}::test_that_takes_long": "over 2 s"}
     (tmp_path / name).write_text(TEST.replace("sum() == 0", "sum() != 0").replace("device == ", "device != "))
     done = subprocess.run([*command, "--resume"], env=environment(), capture_output=True, text=True, check=False)
     again = json.loads(output.read_text())["total"]

@@ -31,8 +31,9 @@ from . import (
 )
 
 __all__ = [
-    "FusedCrossEntropyLoss", "FusedLayerNormGated", "FusedLayerNormSwishGate", "FusedLayerNormSwishGateLinear", "FusedLinearCrossEntropyLoss",
-    "FusedRMSNormGated", "FusedRMSNormSwishGate", "FusedRMSNormSwishGateLinear", "GatedMLP", "GroupNorm", "GroupNormLinear", "L2Norm",
-    "LayerNorm", "LayerNormLinear", "RMSNorm", "RMSNormLinear", "RotaryEmbedding", "ShortConvolution", "activations", "convolution", "feature_map",
-    "fused_cross_entropy", "fused_linear_cross_entropy", "fused_norm_gate", "l2norm", "l2warp", "layernorm", "mlp", "rotary", "token_shift",
+    "FusedCrossEntropyLoss", "FusedLayerNormGated", "FusedLayerNormSwishGate", "FusedLayerNormSwishGateLinear",
+    "FusedLinearCrossEntropyLoss", "FusedRMSNormGated", "FusedRMSNormSwishGate", "FusedRMSNormSwishGateLinear", "GatedMLP", "GroupNorm",
+    "GroupNormLinear", "L2Norm", "LayerNorm", "LayerNormLinear", "RMSNorm", "RMSNormLinear", "RotaryEmbedding", "ShortConvolution",
+    "activations", "convolution", "feature_map", "fused_cross_entropy", "fused_linear_cross_entropy", "fused_norm_gate", "l2norm",
+    "l2warp", "layernorm", "mlp", "rotary", "token_shift",
 ]

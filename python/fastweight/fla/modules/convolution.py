@@ -86,7 +86,8 @@ class ShortConvolution(_ShortConvolution):
         is_step = x.shape[1] == 1 if cu_seqlens is None else x.shape[1] == len(cu_seqlens) - 1 and bool((cu_seqlens.diff() == 1).all())
         if is_step:
             return self.step(x, residual, cache, output_final_state, cu_seqlens)
-        return causal_conv1d(x, self.weight[:, 0], self.bias, residual, cache, output_final_state, self.activation, self.backend, cu_seqlens)
+        return causal_conv1d(x, self.weight[:, 0], self.bias, residual, cache, output_final_state, self.activation, self.backend,
+                             cu_seqlens)
 
     def step(self, x, residual, cache, output_final_state=False, cu_seqlens=None):
         """One row a sequence; cache None is one of zeros."""

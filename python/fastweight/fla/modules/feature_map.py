@@ -36,8 +36,8 @@ class T2RFeatureMap(nn.Module):
 
 
 class DPFPFeatureMap(nn.Module):
-    """y = [relu(x), -relu(x)] times itself rolled by 1 .. nu, one after the other; no parameters. Source: arXiv 2102.11174, whose second half is
-    relu(-x): here it is as fla has it."""
+    """y = [relu(x), -relu(x)] times itself rolled by 1 .. nu, one after the other; no parameters. Source: arXiv 2102.11174, whose second
+    half is relu(-x): here it is as fla has it."""
 
     def __init__(self, head_dim, nu=4):
         super().__init__()

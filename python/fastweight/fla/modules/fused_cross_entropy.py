@@ -14,8 +14,8 @@ def shaped(logits, logit_scale, logit_softcapping):
     return found if logit_softcapping is None else logit_softcapping * torch.tanh(found / logit_softcapping)
 
 
-def cross_entropy_loss(logits, target, label_smoothing=0.0, logit_scale=1.0, lse_square_scale=0.0, logit_softcapping=None, ignore_index=-100,
-                       inplace_backward=False, process_group=None):
+def cross_entropy_loss(logits, target, label_smoothing=0.0, logit_scale=1.0, lse_square_scale=0.0, logit_softcapping=None,
+                       ignore_index=-100, inplace_backward=False, process_group=None):
     """logits [rows,V], target [rows] -> (losses, z_losses) [rows] float32; z is lse_square_scale lse^2 and part of the loss, both 0 where
     the target is ignore_index. inplace_backward is accepted and the logits stay as they are. NotImplementedError with a process_group.
     """
@@ -33,8 +33,8 @@ def cross_entropy_loss(logits, target, label_smoothing=0.0, logit_scale=1.0, lse
 class FusedCrossEntropyLoss(nn.Module):
     """cross_entropy_loss reduced: "mean" over the rows that count, "sum" or "none"; with return_z_loss also the z part."""
 
-    def __init__(self, ignore_index=-100, reduction="mean", label_smoothing=0.0, logit_scale=1.0, lse_square_scale=0.0, logit_softcapping=None,
-                 inplace_backward=False, process_group=None, return_z_loss=False):
+    def __init__(self, ignore_index=-100, reduction="mean", label_smoothing=0.0, logit_scale=1.0, lse_square_scale=0.0,
+                 logit_softcapping=None, inplace_backward=False, process_group=None, return_z_loss=False):
         super().__init__()
         if reduction not in ("mean", "none", "sum"):
             raise NotImplementedError(f"FusedCrossEntropyLoss: reduction is {reduction!r}, allowed 'mean', 'none' and 'sum'")

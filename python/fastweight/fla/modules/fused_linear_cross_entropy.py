@@ -17,16 +17,18 @@ __all__ = ["FusedLinearCrossEntropyLoss", "fused_linear_cross_entropy_loss"]
 def _piece(x, target, weight, bias, ignore_index, label_smoothing, logit_scale, logit_softcapping, total, pull):
     """The losses of some rows, summed and divided by `total`; `pull` is l2warp's factor, None: none."""
     logits = F.linear(x, weight, bias)
-    loss = F.cross_entropy(shaped(logits, logit_scale, logit_softcapping), target, ignore_index=ignore_index, label_smoothing=label_smoothing,
-                           reduction="sum") / total
+    loss = F.cross_entropy(shaped(logits, logit_scale, logit_softcapping), target, ignore_index=ignore_index,
+                           label_smoothing=label_smoothing, reduction="sum") / total
     return loss if pull is None else L2Wrap.apply(loss, logits.unsqueeze(0), pull)
 
 
-def fused_linear_cross_entropy_loss(x, target, weight, bias=None, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0, logit_softcapping=None,
-                                    num_chunks=8, reduction="mean", use_l2warp=False, l2_penalty_factor=1e-4, accumulate_grad_in_fp32=True):
+def fused_linear_cross_entropy_loss(x, target, weight, bias=None, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0,
+                                    logit_softcapping=None, num_chunks=8, reduction="mean", use_l2warp=False, l2_penalty_factor=1e-4,
+                                    accumulate_grad_in_fp32=True):
     """x [rows,D], target [rows], weight [V,D], bias [V] -> the loss, a number in float32: "mean" over the rows that count, or "sum".
 
-    use_l2warp adds l2warp's gradient, a mean over all rows. accumulate_grad_in_fp32 is accepted; torch adds the pieces in the weight's dtype.
+    use_l2warp adds l2warp's gradient, a mean over all rows. accumulate_grad_in_fp32 is accepted; torch adds the pieces in the
+    weight's dtype.
     """
     del accumulate_grad_in_fp32
     rows = x.shape[0]

@@ -12,7 +12,8 @@ ACTIVATIONS = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
 def _gated(x, g, weight, bias, activation, residual, eps, prenorm, residual_in_fp32, is_rms_norm):
     if activation not in ACTIVATIONS:
         raise ValueError(f"Unsupported activation: {activation}, allowed {sorted(ACTIVATIONS)}")
-    return normed(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, gate=g.reshape(x.shape), activation=ACTIVATIONS[activation])
+    return normed(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, gate=g.reshape(x.shape),
+                  activation=ACTIVATIONS[activation])
 
 
 def layer_norm_gated(x, g, weight, bias, activation="swish", residual=None, prenorm=False, residual_in_fp32=False, eps=1e-6):
@@ -23,14 +24,14 @@ def rms_norm_gated(x, g, weight, bias, activation="swish", residual=None, prenor
     return _gated(x, g, weight, bias, activation, residual, eps, prenorm, residual_in_fp32, True)
 
 
-def layer_norm_swish_gate_linear(x, g, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, prenorm=False, residual_in_fp32=False,
-                                 eps=1e-6):
+def layer_norm_swish_gate_linear(x, g, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, prenorm=False,
+                                 residual_in_fp32=False, eps=1e-6):
     return then_linear(layer_norm_gated(x, g, norm_weight, norm_bias, "swish", residual, prenorm, residual_in_fp32, eps), prenorm,
                        linear_weight, linear_bias)
 
 
-def rms_norm_swish_gate_linear(x, g, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, prenorm=False, residual_in_fp32=False,
-                               eps=1e-6):
+def rms_norm_swish_gate_linear(x, g, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, prenorm=False,
+                               residual_in_fp32=False, eps=1e-6):
     return then_linear(rms_norm_gated(x, g, norm_weight, norm_bias, "swish", residual, prenorm, residual_in_fp32, eps), prenorm,
                        linear_weight, linear_bias)
 

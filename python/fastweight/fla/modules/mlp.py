@@ -27,7 +27,9 @@ class GatedMLP(nn.Module):
             raise ValueError(f"Unsupported hidden_act: {hidden_act}")
         self.hidden_size, self.hidden_act, self.fuse_swiglu, self.powglu_power = hidden_size, hidden_act, fuse_swiglu, powglu_power
         self.hidden_ratio = 4 if hidden_ratio is None else hidden_ratio
-        self.intermediate_size = 256 * -(-int(hidden_size * self.hidden_ratio * 2 / 3) // 256) if intermediate_size is None else intermediate_size
+        if intermediate_size is None:
+            intermediate_size = 256 * -(-int(hidden_size * self.hidden_ratio * 2 / 3) // 256)
+        self.intermediate_size = intermediate_size
         self.gate_proj = nn.Linear(hidden_size, self.intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, self.intermediate_size, bias=False)
         self.down_proj = nn.Linear(self.intermediate_size, hidden_size, bias=False)
