@@ -17,9 +17,9 @@ import importlib.util
 import sys
 
 from .. import torch as _operators  # noqa: F401, torch.compile sees the operators once it is imported
-from ._functions import gated_norm
+from ._functions import function_of_fla, gated_norm
 from ._layers import LAYERS, layer_forward
-from ._models import DIGESTS, MODELS, OTHER_PARTS
+from ._models import DIGESTS, FLA_MODELS, MODELS, OTHER_PARTS
 from ._packing import model_forward
 from ._places import Place, digest
 
@@ -95,6 +95,29 @@ class Enabled:
             self.left.append((f"{path}.{class_name}.forward", "not a forward that ours was compared with; it calls the functions above"))
 
 
+    def _fla_model(self, name, places, is_named):
+        if not is_named and "fla" not in sys.modules:
+            self.left.append((name, "fla is not imported; name it to have it imported"))
+            return
+        try:
+            modules = {path: importlib.import_module(path) for path in places}
+        except Exception as error:  # fla's import needs triton and what its other models need
+            self.left.append((name, f"fla cannot be imported ({type(error).__name__}: {error})"))
+            return
+        from ..fla._install import pairs
+
+        ours = {word: thing for _, word, thing in pairs()}
+        for path, words in places.items():
+            for word in words:
+                if getattr(vars(modules[path]).get(word), "__module__", "").startswith("fastweight."):
+                    self.left.append((f"{path}.{word}", "is fastweight's already (fastweight.fla.install)"))
+                elif word in vars(modules[path]):
+                    self._put(modules[path], word, f"fastweight.fla {word}", function_of_fla(ours[word]))
+                else:
+                    self.left.append((f"{path}.{word}", "not in this fla"))
+        self.left.append((f"fla's norm modules in {name}", "classes are bound when a model is built; fuse_norm=False has torch's own"))
+
+
 def _forget_graphs():
     """Compiled graphs keep the forward they were traced from."""
     if "torch._dynamo" in sys.modules:
@@ -103,7 +126,7 @@ def _forget_graphs():
 
 def models():
     """Names that enable() takes."""
-    return tuple(MODELS)
+    return (*MODELS, *FLA_MODELS)
 
 
 def enabled():
@@ -118,17 +141,21 @@ def enable(models=None):
     is not known.
     """
     global _now
-    names = tuple(MODELS) if models is None else (models,) if isinstance(models, str) else tuple(models)
-    unknown = [name for name in names if name not in MODELS]
+    known = (*MODELS, *FLA_MODELS)
+    names = known if models is None else (models,) if isinstance(models, str) else tuple(models)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"enable: models has {unknown[0]!r}, allowed {', '.join(MODELS)}")
+        raise ValueError(f"enable: models has {unknown[0]!r}, allowed {', '.join(known)}")
     if importlib.util.find_spec("transformers") is None:
         raise ImportError("enable: transformers is not installed")
     disable()
     found = Enabled()
     found.is_active = True
     for name in names:
-        found._model(name, MODELS[name])
+        if name in MODELS:
+            found._model(name, MODELS[name])
+        else:
+            found._fla_model(name, FLA_MODELS[name], models is not None)
     found.left.append(OTHER_PARTS)
     _forget_graphs()
     _now = found

@@ -138,3 +138,14 @@ def gated_norm(place):
         return ops.rms_norm(hidden_states, self.weight, gate=gate, gate_activation=activation, eps=self.variance_epsilon)
     forward.is_gated_norm = True
     return forward
+
+
+def function_of_fla(ours):
+    """Maker of `ours`, a function of fastweight.fla, for a place in fla that holds the one of that name."""
+    def make(place):
+        @functools.wraps(ours)
+        def function(*args, **kwargs):
+            place.count()
+            return ours(*args, **kwargs)
+        return function
+    return make

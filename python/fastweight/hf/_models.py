@@ -38,3 +38,8 @@ MODELS = {
     "kimi_linear": Model("kimi_linear.modeling_kimi_linear", KIMI_RULES, "KimiLinearRMSNormGated",
                          ("KimiLinearDeltaAttention", "kimi_linear"), "KimiLinearModel"),
 }
+
+# Models of fla: names in its modules, each replaced by the function of fastweight.fla with that name.
+FLA_FUNCTIONS = ("chunk_rwkv7", "fused_mul_recurrent_rwkv7", "fused_addcmul_rwkv7", "fused_k_rwkv7", "gate_output_correction", "l2_norm",
+                 "token_shift")
+FLA_MODELS = {"rwkv7": {"fla.layers.rwkv7": FLA_FUNCTIONS, "fla.models.rwkv7.modeling_rwkv7": ("token_shift",)}}
