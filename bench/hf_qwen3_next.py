@@ -25,6 +25,7 @@ from fastweight import hf
 SIZES = {"num_hidden_layers": 4, "hidden_size": 512, "vocab_size": 1024, "intermediate_size": 512, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
          "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "mlp_only_layers": [0, 1, 2, 3], "max_position_embeddings": 4096}
+PAGE = machine.ROOT / "docs/coming_from_transformers.md"
 AGREE = 1e-5  # largest difference of the logits over the largest logit, float32
 STOCK, OURS = "stock", "fastweight"
 BLOCK = 8  # tokens of one side before the other's turn; the first of a block is not counted
@@ -119,6 +120,27 @@ def rows_of(times, error, threads, batch, prompt):
                "ratio": round(stock / ours, 2), "goal": GOALS[direction] if part == "operators" and batch == 1 else None, "error": float(f"{error:.2e}")}
 
 
+def table(result):
+    """Lines of Markdown for docs/coming_from_transformers.md."""
+    yield "| | threads | sequences | stock operators ms | ours ms | ratio | stock layers ms | ours ms | ratio |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    rows = {(row["direction"], row["threads"], row["B"], row["part"]): row for row in result["rows"]}
+    for direction, threads, batch, part in rows:
+        if part != "operators":
+            continue
+        row, layer = rows[direction, threads, batch, part], rows[direction, threads, batch, "layer"]
+        what = f"prompt of {row['T']}" if direction == "prefill" else f"one token after {row['after']}"
+        yield (f"| {what} | {threads} | {batch} | {row['stock_ms']:.1f} | {row['ms']:.1f} | {row['ratio']:.1f} | {layer['stock_ms']:.1f} | "
+               f"{layer['ms']:.1f} | {layer['ratio']:.1f} |")
+
+
+def page_with(text, result):
+    """The page with the table of these results between its two marks."""
+    before, rest = text.split("<!-- times -->")
+    after = rest.split("<!-- end of times -->")[1]
+    return before + "<!-- times -->\n" + "\n".join(table(result)) + "\n<!-- end of times -->" + after
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt (2048)")
@@ -127,7 +149,11 @@ def main():
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts (1 2)")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="sequences; the prompts share --prompt tokens (1 4)")
     parser.add_argument("--out", default=str(machine.ROOT / "bench/results/hf_qwen3_next.json"), help="result file")
+    parser.add_argument("--page", action="store_true", help="measure nothing: write the table of the results into the documentation")
     options = parser.parse_args()
+    if options.page:
+        PAGE.write_text(page_with(PAGE.read_text(), json.loads(Path(options.out).read_text())))
+        return
     torch.set_grad_enabled(False)
     model = random_model()
     clock = Clock(model)

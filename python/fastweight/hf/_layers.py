@@ -120,6 +120,8 @@ def _refusal(layer, hidden, cache, kwargs):
         return reason
     if layer.activation not in SILU:
         return f"activation {layer.activation}"
+    if layer.conv_kernel_size < 2:
+        return "a convolution of one tap"
     if kwargs.get("cache_params") is not None:
         return "the argument cache_params"
     if cache is None:
@@ -132,7 +134,7 @@ def _refusal(layer, hidden, cache, kwargs):
     state = cache.get_conv_state(layer.layer_idx, state_idx=0)
     if state is None:
         return None
-    if state.shape[-1] != layer.conv_kernel_size or layer.conv_kernel_size < 2:
+    if state.shape[-1] != layer.conv_kernel_size:
         return f"a window of {state.shape[-1]} for {layer.conv_kernel_size} taps"
     if boundaries_of(kwargs) is not None:
         return "packed sequences after a filled cache"
@@ -169,27 +171,29 @@ class Decoder:
 
     def __init__(self, layer, kind, hidden, cache, found):
         store = cache.layers[layer.layer_idx]
-        self.cache_type, self.shape, self.dtype = type(cache), hidden.shape, hidden.dtype
+        self.layer, self.cache_type, self.shape, self.dtype = weakref.ref(layer), type(cache), hidden.shape, hidden.dtype
         self.window, self.state, self.sizes = store.conv_states[0], store.recurrent_states[0], kind.sizes(layer)
         self.oldest, self.second, rest = self.window[..., 0], self.window[..., 1], self.window[..., 1:]
         weight, norm = layer.conv1d.weight, getattr(layer, kind.norm)
-        self.key, self.norm_name = self.key_of(found, weight), kind.norm
+        self.key, self.norm_name = self.key_of(found, weight, layer.conv1d.bias), kind.norm
         # tensors of the calls that the plans are made of are given again at every call, but for the states
         self.conv = ops.plan(ops.short_conv_step, found.mixed, weight.squeeze(1), state=rest, bias=layer.conv1d.bias, activation="silu")
         self.step = ops.plan(kind.step, *_heads(found.mixed, self.sizes), found.g, found.beta, state=self.state, a_log=found.a_log,
                              dt_bias=found.dt_bias, **_options(layer, kind))
-        self.norm = None
+        self.norm = self.norm_dtype = None
         if is_ours(norm):
+            self.norm_dtype, self.z_stride = norm.weight.dtype, found.z.stride()
             self.norm = ops.plan(ops.rms_norm, torch.empty(found.z.shape, dtype=found.z.dtype), norm.weight, gate=found.z,
                                  gate_activation=activation_of(norm), eps=norm.variance_epsilon)
 
     @staticmethod
-    def key_of(found, weight):
+    def key_of(found, weight, bias):
+        """What the plans of the convolution and of the step were made for, beside sizes."""
         g, beta = found.g, found.beta
-        return found.mixed.dtype, found.z.stride(), g.dtype, g.stride(), beta.dtype, beta.stride(), weight.dtype
+        return found.mixed.dtype, g.dtype, g.stride(), beta.dtype, beta.stride(), weight.dtype, weight.stride(), bias is None or bias.dtype
 
-    def fits(self, hidden, cache, store):
-        return (store.conv_states[0] is self.window and store.recurrent_states[0] is self.state and store.has_previous_state[0]
+    def fits(self, layer, hidden, cache, store):
+        return (self.layer() is layer and store.conv_states[0] is self.window and store.recurrent_states[0] is self.state and store.has_previous_state[0]
                 and not store.record_past and hidden.shape == self.shape and hidden.dtype is self.dtype and type(hidden) is torch.Tensor
                 and type(cache) is self.cache_type)
 
@@ -197,7 +201,7 @@ class Decoder:
         """The gated norm of o, in z's shape; None when the projections are not what the plans were made for: nothing is written then."""
         conv1d = layer.conv1d
         weight, bias = conv1d.weight, conv1d.bias
-        if self.key_of(found, weight) != self.key:
+        if self.key_of(found, weight, bias) != self.key:
             return None
         self.oldest.copy_(self.second)
         mixed = self.conv(found.mixed, weight.squeeze(1)) if bias is None else self.conv(found.mixed, weight.squeeze(1), bias=bias)
@@ -205,7 +209,9 @@ class Decoder:
         o = self.step(q, k, v, found.g, found.beta, a_log=found.a_log, dt_bias=found.dt_bias).view(found.z.shape)
         torch.autograd.graph.increment_version(self.state)
         norm = getattr(layer, self.norm_name)
-        return self.norm(o, norm.weight, gate=found.z) if self.norm is not None and is_ours(norm) else norm(o, found.z)
+        if self.norm_dtype is not None and is_ours(norm) and norm.weight.dtype is self.norm_dtype and found.z.stride() == self.z_stride:
+            return self.norm(o, norm.weight, gate=found.z)
+        return norm(o, found.z)
 
 
 UNUSUAL = {"cu_seq_lens_q", "seq_idx", "cache_params"}
@@ -225,7 +231,7 @@ def _decoder_of(layer, hidden, cache):
         return None
     store = cache.layers[layer.layer_idx]
     decoder = _decoders.get(store)
-    return decoder if decoder is not None and decoder.fits(hidden, cache, store) else None
+    return decoder if decoder is not None and decoder.fits(layer, hidden, cache, store) else None
 
 
 def _convolve(layer, x, cache, cu):

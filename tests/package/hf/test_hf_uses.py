@@ -164,6 +164,36 @@ def test_hooks_and_replaced_parts_are_called():
 
 
 @torch.no_grad()
+def test_two_models_take_turns_on_one_cache():
+    """Layers of the same sizes with other weights and another eps: each token with those of its own model."""
+    first, second, x = shared_model("qwen3_5"), random_model("qwen3_5", seed=4, rms_norm_eps=1e-1), tokens(1, 12)
+
+    def run():
+        cache = first(x[:, :4]).cache
+        return torch.cat([(first, second)[t % 2](x[:, t:t + 1], cache=cache).logits for t in range(4, 12)], 1)
+
+    expected = run()
+    with hf.enable("qwen3_5"):
+        assert distance(run(), expected) < FP32
+
+
+@pytest.mark.parametrize("taps", [1, 2, 5])
+@torch.no_grad()
+def test_other_widths_of_the_convolution(taps):
+    """One tap has no window: that goes to the stock forward."""
+    model, x = random_model("qwen3_next", linear_conv_kernel_dim=taps), tokens(2, 12)
+
+    def run():
+        cache = model(x[:, :1]).cache
+        return torch.cat([model(x[:, a:b], cache=cache).logits for a, b in ((1, 2), (2, 3), (3, 10), (10, 11), (11, 12))], 1)
+
+    expected = run()
+    with hf.enable("qwen3_next") as enabled:
+        assert distance(run(), expected) < FP32
+    assert any("one tap" in reason for count in enabled.calls().values() for reason in count) == (taps == 1)
+
+
+@torch.no_grad()
 def test_two_models_and_one_that_is_not_enabled():
     """enable() names architectures: a model of another keeps every stock function."""
     first, second, x = shared_model("qwen3_next"), shared_model("kimi_linear"), tokens(1, 9)
