@@ -10,17 +10,20 @@ Writes bench/results/hf_qwen3_next.json.
 import argparse
 import functools
 import json
+import os
 import platform
 import statistics
 import time
 from pathlib import Path
 
-import machine
-import torch
-import transformers
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads sleep: on a shared machine spinning ones slow both sides
 
-import fastweight
-from fastweight import hf
+import machine  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+import fastweight  # noqa: E402
+from fastweight import hf  # noqa: E402
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 512, "vocab_size": 1024, "intermediate_size": 512, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
@@ -158,7 +161,11 @@ def main():
     model = random_model()
     clock = Clock(model)
     print("configuration:", json.dumps(SIZES))
-    rows, ceilings = [], []
+    versions = machine.versions(torch=torch.__version__, transformers=transformers.__version__, fastweight=fastweight.__version__)
+    result = {"machine": machine.machine_class(), "cpu_level": fastweight.default_context().cpu_level, "commit": machine.commit(),
+              "versions": versions, "system": platform.machine(), "ceilings": [], "configuration": SIZES, "dtype": "float32",
+              "linear_layers": 3, "rows": []}
+    rows = result["rows"]
     for threads in options.threads:
         torch.set_num_threads(threads)
         for batch in options.batches:
@@ -169,16 +176,12 @@ def main():
             rows += rows_of(times, error, threads, batch, prompt)
         ceiling = machine.Ceilings(threads)
         ceiling.measure()
-        ceilings.append(ceiling.as_json())
+        result["ceilings"].append(ceiling.as_json())
+        Path(options.out).write_text(json.dumps(result, indent=1) + "\n")  # what there is, should a later one be interrupted
     print("direction  part       threads   B    T     stock ms       our ms   ratio   (three linear layers together, medians)")
     for row in rows:
         print(f"{row['direction']:<10} {row['part']:<10} {row['threads']:>7} {row['B']:>3} {row['T']:>4} {row['stock_ms']:>12.2f} "
               f"{row['ms']:>12.2f} {row['ratio']:>7.2f}")
-    versions = machine.versions(torch=torch.__version__, transformers=transformers.__version__, fastweight=fastweight.__version__)
-    result = {"machine": machine.machine_class(), "cpu_level": fastweight.default_context().cpu_level, "commit": machine.commit(),
-              "versions": versions, "system": platform.machine(), "ceilings": ceilings, "configuration": SIZES, "dtype": "float32",
-              "linear_layers": 3, "rows": rows}
-    Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def states_of(cache):
 
 def distance(found, expected):
     """The largest difference over the largest value."""
-    return float((found.double() - expected.double()).abs().max() / expected.double().abs().max())
+    return float((found.detach().double() - expected.detach().double()).abs().max() / expected.detach().double().abs().max())
 
 
 def assert_all_ran(enabled, name):

@@ -144,8 +144,7 @@ def error(found, exact):
     return torch.stack((difference.square().mean().sqrt(), difference.quantile(0.99)))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@each_model
+@pytest.mark.parametrize(("name", "dtype"), [(name, torch.bfloat16) for name in MODELS] + [("qwen3_5", torch.float16), ("kimi_linear", torch.float16)])
 @torch.no_grad()
 def test_half_types_are_within_twice_the_stock_error(name, dtype):
     """Against the float32 model of the same rounded weights, over prefill and 8 decoded tokens.

@@ -5,7 +5,7 @@ import io
 import pickle
 
 import pytest
-from hf_models import MODELS, assert_all_ran, distance, hf, random_model, shared_model, states_of, tokens, torch, transformers
+from hf_models import assert_all_ran, distance, hf, random_model, shared_model, states_of, tokens, torch, transformers
 
 FP32 = 1e-5  # as in test_hf_equal
 NAME = "qwen3_next"
@@ -249,7 +249,7 @@ def test_inference_mode():
     assert distance(torch.cat(found, 1), expected) < FP32
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear"])
 @torch.no_grad()
 def test_compiled_layer_is_one_graph_of_our_operators(name):
     """fullgraph; the second length is traced with a free length, the third and fourth are not traced."""
@@ -272,18 +272,18 @@ def test_compiled_layer_is_one_graph_of_our_operators(name):
 
 @torch.no_grad()
 def test_a_graph_does_not_outlive_enable():
-    """A compiled layer is traced again after enable() and after disable()."""
-    layer, hidden, graphs = layer_of(shared_model("qwen3_5")), torch.randn(1, 6, 48), []
+    """A compiled module (the gated norm, whose stock graph is small) is traced again after enable() and after disable()."""
+    norm, x, graphs = layer_of(shared_model("qwen3_5")).norm, torch.randn(6, 24), []
 
     def backend(graph, _):
         graphs.append(any("fastweight" in str(node.target) for node in graph.graph.nodes))
         return graph.forward
 
-    compiled = torch.compile(layer, backend=backend)
-    compiled(hidden)
+    compiled = torch.compile(norm, backend=backend)
+    compiled(x, x)
     with hf.enable("qwen3_5"):
-        compiled(hidden)
-    compiled(hidden)
+        compiled(x, x)
+    compiled(x, x)
     assert graphs == [False, True, False]
 
 
