@@ -9,6 +9,7 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -103,7 +104,7 @@ def kimi_linear(layer, hidden):
                      _float32(forget.dt_bias).view(-1, layer.head_dim))
 
 
-SCALAR_GATE = {"sizes": _grouped_sizes, "row": ops.gated_delta_rule, "step": ops.gated_delta_rule_step}
+SCALAR_GATE: dict[str, Any] = {"sizes": _grouped_sizes, "row": ops.gated_delta_rule, "step": ops.gated_delta_rule_step}
 LAYERS = {
     "qwen3_next": Layer(qwen3_next, **SCALAR_GATE, norm="norm", output="out_proj"),
     "qwen3_5": Layer(qwen3_5, **SCALAR_GATE, norm="norm", output="out_proj"),
@@ -215,7 +216,7 @@ class Decoder:
 
 
 UNUSUAL = {"cu_seq_lens_q", "seq_idx", "cache_params"}
-_decoders = weakref.WeakKeyDictionary()  # cache layer -> Decoder; it ends with the cache
+_decoders: weakref.WeakKeyDictionary[Any, Decoder] = weakref.WeakKeyDictionary()  # by cache layer; it ends with the cache
 
 
 def _prepare(layer, kind, hidden, cache, found):
