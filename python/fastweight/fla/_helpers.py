@@ -30,8 +30,13 @@ def fused_gdn_gate(g, A_log, dt_bias=None, output_dtype=torch.float32):
 
 
 def fused_addcmul_rwkv7(hidden_states, delta, xr, xw, xk, xv, xa, xg=None):
-    """hidden_states + delta * x for each x, a tuple of six; the last is None without xg. Shapes broadcast to [B,T,D]."""
-    return tuple(None if x is None else torch.addcmul(hidden_states, delta, x) for x in (xr, xw, xk, xv, xa, xg))
+    """hidden_states + delta * x for each x, a tuple of six; the last is None without xg. Shapes broadcast to [B,T,D].
+
+    In float32 inside, so that the six gradients of hidden_states and of delta are rounded once, not at every sum.
+    """
+    dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+    wide, step = hidden_states.to(dtype), delta.to(dtype)
+    return tuple(None if x is None else torch.addcmul(wide, step, x.to(dtype)).to(hidden_states.dtype) for x in (xr, xw, xk, xv, xa, xg))
 
 
 def fused_k_rwkv7(k, a, ka, cu_seqlens=None, cu_seqlens_cpu=None):
