@@ -51,6 +51,7 @@ const char *name_of(fw_dtype dtype) {
 struct Torch {
   PyObject *tensor = nullptr, *dtypes[kDtypeCount] = {}, *empty = nullptr, *empty_like = nullptr, *empty_keywords = nullptr, *cpu = nullptr;
   PyObject *is_grad_enabled = nullptr, *get_num_threads = nullptr, *parameter = nullptr;
+  PyObject *forward_ad = nullptr, *mode_count = nullptr, *tracing_state = nullptr, *increment_version = nullptr;
 };
 
 const Torch *torch_if_loaded() {
@@ -71,6 +72,10 @@ const Torch *torch_if_loaded() {
     found.get_num_threads = nb::object(torch.attr("get_num_threads")).release().ptr();
     found.empty_keywords = nb::make_tuple("dtype", "device").release().ptr();
     found.parameter = nb::object(torch.attr("nn").attr("Parameter")).release().ptr();
+    found.forward_ad = nb::object(torch.attr("autograd").attr("forward_ad")).release().ptr();
+    found.mode_count = nb::object(torch.attr("_C").attr("_len_torch_dispatch_stack")).release().ptr();
+    found.tracing_state = nb::object(torch.attr("_C").attr("_get_tracing_state")).release().ptr();
+    found.increment_version = nb::object(torch.attr("autograd").attr("graph").attr("increment_version")).release().ptr();
     found.tensor = nb::object(torch.attr("Tensor")).release().ptr();
     known = found;
   } catch (nb::python_error &) {  // torch is being imported by another thread
@@ -109,6 +114,15 @@ nb::object call_method(PyObject *x, PyObject *name) {
 
 bool is_true(PyObject *x, PyObject *name) { return attribute(x, name).ptr() == Py_True; }
 
+// Refuses what has no strided memory at all.
+void check_strided(const Place &place, PyObject *x) {
+  if (attribute_text(x, "is_nested") == "True") {
+    throw_value_error(place, "is a nested tensor, allowed dense ones (sequences of several lengths are packed with cu_seqlens)");
+  }
+  const std::string layout = attribute_text(x, "layout");
+  if (layout != "torch.strided") throw_value_error(place, "has the layout " + layout + ", allowed torch.strided");
+}
+
 void *pointer_of_torch(PyObject *x) {
   void *data = PyLong_AsVoidPtr(call_method(x, names().data_ptr).ptr());
   if (data == nullptr && PyErr_Occurred()) nb::raise_python_error();
@@ -131,6 +145,7 @@ Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may
   const PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(x));
   if (type != torch.tensor && type != torch.parameter) {
     reading.is_stand_in = true;
+    check_strided(place, x);
     if (!may_be_stand_in) return reading;
   }
   if (!is_true(x, names().is_cpu)) {
@@ -151,17 +166,34 @@ Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may
   if (view->dtype == FW_NONE) {
     throw_value_error(place, "has dtype " + text(dtype.ptr()) + ", allowed " + kFloats + kOrIndices);
   }
-  view->data = pointer_of_torch(x);
-  const nb::object shape = attribute(x, names().shape);
+  try {
+    view->data = pointer_of_torch(x);
+  } catch (nb::python_error &) {  // what torch.func wraps and what torch.export traces
+    check_strided(place, x);
+    reading.is_stand_in = true;
+    if (!may_be_stand_in) return reading;
+    throw_value_error(place, "is a tensor of a torch.func transform or of a trace, allowed tensors with memory");
+  }
+  const nb::object shape = nb::steal(PyObject_GetAttr(x, names().shape));
+  if (!shape.is_valid()) {
+    PyErr_Clear();
+    check_strided(place, x);
+    throw_value_error(place, "has no shape, allowed dense tensors");
+  }
   const nb::object stride = call_method(x, names().stride);
   const Py_ssize_t ndim = PyTuple_Size(shape.ptr());
   check_ndim(place, ndim);
   view->ndim = static_cast<int32_t>(ndim);
-  bool may_be_part = true;
+  bool may_be_part = true, is_empty = false;
   for (int i = 0; i < view->ndim; ++i) {
     view->shape[i] = item(shape.ptr(), i);
     view->strides[i] = item(stride.ptr(), i);
     may_be_part = may_be_part && (view->shape[i] == 1 || view->strides[i] % 2 == 0);
+    is_empty = is_empty || view->shape[i] == 0;
+  }
+  if (reading.is_stand_in && view->data == nullptr && !is_empty) {
+    const std::string type_name = attribute_text(reinterpret_cast<PyObject *>(Py_TYPE(x)), "__name__");
+    throw_value_error(place, "is a " + type_name + " without memory, allowed tensors with memory");
   }
   // the imaginary part of a conjugated tensor holds the negative of what its memory says; its strides are even
   if (may_be_part && call_method(x, names().is_neg).ptr() == Py_True) {
@@ -372,6 +404,23 @@ int torch_num_threads() {
   const nb::object answer = nb::steal(PyObject_CallNoArgs(torch->get_num_threads));
   if (!answer.is_valid()) nb::raise_python_error();
   return static_cast<int>(PyLong_AsLong(answer.ptr()));
+}
+
+void tell_written(PyObject *x) {
+  const Torch *torch = torch_if_loaded();
+  if (torch == nullptr || !PyObject_TypeCheck(x, reinterpret_cast<PyTypeObject *>(torch->tensor))) return;
+  const nb::object done = nb::steal(PyObject_CallOneArg(torch->increment_version, x));
+  if (!done.is_valid()) PyErr_Clear();  // a tensor of inference mode has no version
+}
+
+bool is_torch_watching() {
+  static PyObject *const level_name = PyUnicode_InternFromString("_current_level");
+  const Torch *torch = torch_if_loaded();
+  if (torch == nullptr) return false;
+  const nb::object count = nb::steal(PyObject_CallNoArgs(torch->mode_count));
+  const nb::object state = nb::steal(PyObject_CallNoArgs(torch->tracing_state));
+  if (!count.is_valid() || !state.is_valid()) nb::raise_python_error();
+  return PyLong_AsLong(count.ptr()) > 0 || !state.is_none() || PyLong_AsLong(attribute(torch->forward_ad, level_name).ptr()) >= 0;
 }
 
 bool is_torch_grad_enabled() {

@@ -23,7 +23,7 @@ struct Place {
 struct Reading {
   bool is_torch = false;
   bool requires_grad = false;
-  bool is_stand_in = false;  // a subclass of torch.Tensor that is no Parameter, or on the device meta: may have no memory
+  bool is_stand_in = false;  // a subclass of torch.Tensor that is no Parameter, on the device meta, or wrapped by torch.func
   fw_device device = FW_DEVICE_CPU;
 };
 
@@ -41,6 +41,11 @@ fw_dtype read_dtype(const Place &place, PyObject *x);
 
 // torch.get_num_threads(), or 0 while torch is not loaded.
 int torch_num_threads();
+// x was written: autograd then refuses a backward that would read what was there before. Nothing for other objects.
+void tell_written(PyObject *x);
+// Whether torch has to see every operator of this thread: a trace (torch.jit.trace, make_fx), a dispatch mode, forward-mode
+// derivatives.
+bool is_torch_watching();
 // torch.is_grad_enabled(); false while torch is not loaded.
 bool is_torch_grad_enabled();
 

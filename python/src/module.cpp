@@ -33,7 +33,7 @@ NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);  // functions of fastweight.ops hold verbs for the life of the process
   watch_forks();
 
-  nb::class_<Context>(module, "Context",
+  nb::class_<Context>(module, "Context", nb::is_weak_referenceable(),
       "Threads that run the work. Results do not depend on their number.\n\n"
       "threads: 1 and more; 0: FW_NUM_THREADS, else the cores of the process. force_impl: an implementation by name\n"
       "(\"reference_recurrent\"); a call for which it refuses fails with its reason. Safe to use from several threads,\n"
@@ -70,11 +70,11 @@ NB_MODULE(_core, module) {
       .def_prop_ro("names", &Plan::names, "The tensors of the plan, in order.")
       .def("__repr__", &Plan::repr);
 
-  module.def("state_import", &state_import, nb::arg("state"), nb::arg("state_layout") = "kv", nb::arg("dtype") = nb::none(),
+  module.def("state_import", &state_import, nb::arg("state").none(), nb::arg("state_layout") = "kv", nb::arg("dtype") = nb::none(),
              "A state in the library's own layout, [slots,HV,E], from [slots,HV,K,V] (state_layout \"kv\") or [slots,HV,V,K] (\"vk\").\n\n"
              "float32, bfloat16 or float16; dtype: of the result, None for the state's. A step takes it with state_layout=\"opaque\".\n"
              "A new array; ValueError for what is no state.");
-  module.def("state_export", &state_export, nb::arg("state"), nb::arg("K"), nb::arg("V"), nb::arg("state_layout") = "kv",
+  module.def("state_export", &state_export, nb::arg("state").none(), nb::arg("K"), nb::arg("V"), nb::arg("state_layout") = "kv",
              nb::arg("dtype") = nb::none(), "The plain state of an opaque one of this K and V: state_import the other way.");
   module.def("catalogue", &catalogue);
   module.def("version", [] { return fw_version(); });

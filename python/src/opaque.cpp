@@ -31,6 +31,10 @@ fw_recurrence describe(const fw_tensor &state, int64_t HV, int64_t K, int64_t V)
 }
 
 void check_read(const Place &place, const Reading &reading, const fw_tensor &view, int32_t ndim) {
+  if (reading.requires_grad && is_torch_grad_enabled()) {
+    throw_value_error(place, "requires grad, a state in the library's own layout has no gradient; call it under torch.no_grad() or "
+                             "with detached tensors");
+  }
   if (reading.device != FW_DEVICE_CPU) throw_value_error(place, "is on cuda, allowed cpu");
   if (view.ndim != ndim) {
     throw_value_error(place, "has " + std::to_string(view.ndim) + " dimensions, expected " + std::to_string(ndim));

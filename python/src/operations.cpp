@@ -17,6 +17,7 @@ constexpr const char *kNormalizers[] = {"none", "sum", nullptr};
 constexpr const char *kQkNorms[] = {"none", "l2", nullptr};
 constexpr const char *kGateInputs[] = {"log_decay", "softplus", "log_sigmoid", "bounded", "rwkv7", nullptr};
 constexpr const char *kBetaInputs[] = {"plain", "sigmoid", "sigmoid_twice", nullptr};
+constexpr const char *kConvActivations[] = {"none", "silu", nullptr};
 constexpr const char *kActivations[] = {"none", "silu", "sigmoid", nullptr};
 constexpr const char *kGateKinds[] = {"", "softplus", "log_sigmoid", "bounded", "rwkv7", "beta", "beta_twice", nullptr};
 constexpr const char *kFeatureMaps[] = {"identity", "elu_plus_one", "silu", "relu", nullptr};
@@ -131,7 +132,7 @@ Operation recurrence() {
   made.options_offset = offsetof(Desc, options);
   made.fields = {
       FIELD(op, kInt32), FIELD(gate, kEnum, kGates), FIELD(erase, kEnum, kErases), FIELD(form, kEnum, kForms),
-      FIELD(state_layout, kEnum, kLayouts), FIELD(normalizer, kEnum, kNormalizers), FIELD(qk_norm, kEnum, kQkNorms),
+      FIELD(state_layout, kEnum, kLayouts, false, true), FIELD(normalizer, kEnum, kNormalizers), FIELD(qk_norm, kEnum, kQkNorms),
       FIELD(gate_input, kEnum, kGateInputs), FIELD(beta_input, kEnum, kBetaInputs),
       FIELD(n_sub, kInt32, nullptr, true), FIELD(layer_idx, kInt32), FIELD(num_layers, kInt32, nullptr, true),
       FIELD(scale, kDouble, nullptr, true), FIELD(gate_normalizer, kDouble, nullptr, true),
@@ -172,7 +173,7 @@ Operation short_conv() {
   made.options_offset = offsetof(Desc, options);
   made.fields = {FIELD(x, kTensor), FIELD(weight, kTensor), FIELD(bias, kTensor), FIELD(initial_state, kTensor),
                  FIELD(cu_seqlens, kTensor), FIELD(state, kWritten), FIELD(state_indices, kTensor),
-                 FIELD(activation, kEnum, kActivations)};
+                 FIELD(activation, kEnum, kConvActivations)};
   made.outputs = {{"y", offsetof(Desc, y), false, like_x<Desc>, "x"},
                   {"final_state", offsetof(Desc, final_state), true, conv_final_state}};
   made.incoming = {GRAD(short_conv, y, dy), GRAD(short_conv, final_state, d_final_state)};

@@ -19,6 +19,7 @@ struct Field {
   Kind kind;
   const char *const *words = nullptr;  // kEnum: word i is the value i; "" is no word; ends with nullptr
   bool zero_is_default = false;        // numbers: 0 has the meaning "not given", so a caller may not say it
+  bool last_word_for_steps = false;  // kEnum
 };
 
 // A tensor that the call returns: dtype and sizes from the descriptor as filled so far. False: the inputs have not the

@@ -48,6 +48,8 @@ bool is_true(PyObject *value) {
   return answer != 0;
 }
 
+bool is_written(const Argument &argument) { return argument.role == Role::kField && argument.field->kind == Kind::kWritten; }
+
 bool is_tensor(const Argument &argument) {
   return argument.role == Role::kField && (argument.field->kind == Kind::kTensor || argument.field->kind == Kind::kWritten);
 }
@@ -117,7 +119,7 @@ void Verb::set_number(const Argument &argument, PyObject *value, Filled *filled)
     if (word == nullptr) PyErr_Clear();
     std::string allowed;
     for (int32_t i = 0; field.words[i] != nullptr; ++i) {
-      if (field.words[i][0] == 0) continue;
+      if (field.words[i][0] == 0 || (field.last_word_for_steps && direction_ != FW_STEP && field.words[i + 1] == nullptr)) continue;
       if (word != nullptr && strcmp(word, field.words[i]) == 0) {
         filled->at<int32_t>(field.offset) = i;
         return;
@@ -278,10 +280,14 @@ nb::object Verb::call(const nb::tuple &values) const {
   if (filled.is_explain) return explain(filled);
   if (direction_ != FW_FORWARD) {
     check_grad(filled);
-  } else if (filled.is_stand_in || (filled.requires_grad && is_torch_grad_enabled())) {
+  } else if (filled.is_stand_in || (filled.requires_grad && is_torch_grad_enabled()) || (filled.is_torch && is_torch_watching())) {
     return nb::module_::import_("fastweight.torch._library").attr("call")(label_, values);
   }
-  return allocate_and_run(&filled);
+  nb::object results = allocate_and_run(&filled);
+  for (size_t i = 0; direction_ == FW_STEP && filled.is_torch && i < arguments_.size(); ++i) {
+    if (is_written(arguments_[i])) tell_written(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)));
+  }
+  return results;
 }
 
 Plan::Plan(const Verb &verb, const nb::tuple &values) : verb_(&verb) {
@@ -353,6 +359,9 @@ nb::object Plan::call(const nb::args &tensors, const nb::kwargs &others) {
   verb_->check_grad(filled_);
   nb::object results = verb_->allocate_outputs(&filled_);
   verb_->run(filled_, nullptr, workspace_.data(), workspace_.size());
+  for (const Slot &slot : slots_) {
+    if (filled_.is_torch && is_written(verb_->arguments_[slot.argument])) tell_written(slot.current.ptr());
+  }
   return results;
 }
 

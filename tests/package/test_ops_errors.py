@@ -42,7 +42,7 @@ def test_what_no_implementation_takes():
 
 def test_words_that_are_not_allowed():
     refused(ValueError, "kda: form is 'chunks', allowed \"auto\", \"chunk\", \"recurrent\", \"parallel\"", ops.kda, Q, Q, Q, Q, H, form="chunks")
-    refused(ValueError, "kda: state_layout is 1, allowed \"kv\", \"vk\", \"opaque\"", ops.kda, Q, Q, Q, Q, H, state_layout=1)
+    refused(ValueError, "kda: state_layout is 1, allowed \"kv\", \"vk\"", ops.kda, Q, Q, Q, Q, H, state_layout=1)
     refused(ValueError, "gate_activation: kind is '', allowed \"softplus\", \"log_sigmoid\", \"bounded\", \"rwkv7\", \"beta\", \"beta_twice\"",
             ops.gate_activation, H, kind="")
 

@@ -6,9 +6,13 @@ number, no `explain`) and `save`: whether it returns, as its last tensor, what t
 again. A result that was not asked for is a tensor without elements. The shapes of all results follow from the shapes of the
 inputs, never from their data.
 """
+import itertools
 import os
+import weakref
+from types import SimpleNamespace
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import ops
 from .._core import Context, Verb
@@ -21,18 +25,27 @@ STATE_PAD = 16
 SCHEMA_TYPES = {"float | None": "float?", "float": "float", "int | None": "int?", "int": "int", "bool": "bool", "object": "ScalarType?",
                 "Array": "Tensor", "Array | None": "Tensor?", "Context | None": "int"}
 
-_contexts: list[Context] = []  # kept: a graph may be run again
+_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()  # a backward keeps its own alive
+_numbers = itertools.count(1)
 
 
 def _context_number(context):
-    """0 for the default context, else its place in the list + 1."""
+    """What an operator takes for it: 0 for the default context."""
     if context is None:
         return 0
-    for number, known in enumerate(_contexts):
+    for number, known in _contexts.items():
         if known is context:
-            return number + 1
-    _contexts.append(context)
-    return len(_contexts)
+            return number
+    number = next(_numbers)
+    _contexts[number] = context
+    return number
+
+
+def _context(label, number):
+    found = _contexts.get(number)
+    if number and found is None:
+        raise ValueError(f"{label}: context is number {number} of a graph, which is gone, allowed one that lives as long as the graph")
+    return found
 
 
 def _forces_another_form(context):
@@ -109,6 +122,61 @@ NDIM = {"recurrence": {"q": 4, "k": 4, "v": 4}, "attention": {"q": 4, "k": 4, "v
         "linear": {"x": 2, "weight": 2}}  # what the shapes are read from
 
 
+def _is_transformed():
+    """Whether a transform of torch.func is active, which the operators' registered gradients do not know."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _each(name, call, info, in_dims, arguments):
+    """torch.vmap: a call for each element, since operands without the new axis may have no batch axis to join it with."""
+    if info.batch_size == 0:
+        raise ValueError(f"{name}: vmap over 0 elements, allowed 1 and more")
+    results = [call(*(x.select(d, i) if isinstance(x, torch.Tensor) and d is not None else x
+                      for x, d in zip(arguments, in_dims, strict=True))) for i in range(info.batch_size)]
+    if isinstance(results[0], torch.Tensor):
+        return torch.stack(results), 0
+    kind = type(results[0])
+    return kind(torch.stack(x) for x in zip(*results, strict=True)), kind([0] * len(results[0]))
+
+
+def _each_of_grads(name, op, arguments):
+    """The same for torch's older vmap, which autograd.grad(is_grads_batched=True) and jacobian(vectorize=True) use."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    is_batched = [isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in arguments]
+    plain = [torch._remove_batch_dim(x, level, 0, 0) if batched else x for x, batched in zip(arguments, is_batched, strict=True)]
+    size = next(x.shape[0] for x, batched in zip(plain, is_batched, strict=True) if batched)
+    info = SimpleNamespace(batch_size=size)
+    results, _ = _each(name, op, info, [0 if batched else None for batched in is_batched], plain)
+    return [torch._add_batch_dim(x, 0, level) for x in results]
+
+
+def _function_for_transforms(op, keep, differentiate):
+    """The operator as the torch.autograd.Function that torch.func takes. A list of results becomes a tuple."""
+    def call(*arguments):
+        if _is_transformed():
+            return Function.apply(*arguments)
+        found = op(*arguments)
+        return tuple(found) if isinstance(found, list) else found
+
+    name = op._schema.name.removeprefix("fastweight::")
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments):
+            return call(*arguments)
+
+        setup_context = staticmethod(keep)
+        backward = staticmethod(differentiate)
+
+        @staticmethod
+        def vmap(info, in_dims, *arguments):
+            return _each(name, call, info, in_dims, arguments)
+
+    torch.library.register_vmap(op._schema.name, lambda info, in_dims, *arguments: _each(name, op, info, in_dims, arguments), lib=LIBRARY)
+    return call
+
+
 class Operator:
     """The two torch.library operators of one function."""
 
@@ -117,6 +185,9 @@ class Operator:
         arguments = function.arguments()
         self.names = [argument.name for argument in arguments]
         kept = [argument for argument in arguments if argument.name != "explain"]
+        # None stands for the default of these too, whose types have no None
+        self.defaults = {argument.name: argument.default for argument in kept
+                         if argument.default not in (None, _build.REQUIRED) and "None" not in argument.type}
         self.inputs = [argument.name for argument in kept]
         self.tensors = [i for i, argument in enumerate(kept) if argument.type.startswith("Array")]
         self.differentiable = [i for i in self.tensors if self.inputs[i] not in NO_GRADIENT]
@@ -141,14 +212,16 @@ class Operator:
         torch.library.register_fake(backward, self.fake_backward, lib=LIBRARY)
         torch.library.register_autograd(name, self.differentiate, setup_context=self.keep, lib=LIBRARY)
         torch.library.register_autograd(backward, self.refuse_second, lib=LIBRARY)
+        LIBRARY.impl(f"{self.name}_backward", lambda *arguments: _each_of_grads(self.name, self.backward_op, arguments), "Batched")
         self.forward_op = getattr(torch.ops.fastweight, self.name).default
         self.backward_op = getattr(torch.ops.fastweight, f"{self.name}_backward").default
+        self.run = _function_for_transforms(self.forward_op, self.keep, self.differentiate)
+        self.run_backward = _function_for_transforms(self.backward_op, lambda ctx, inputs, output: None, self.refuse_second)
 
     def _values(self, inputs):
         """An operator's arguments as the verb takes them."""
         given = dict(zip(self.inputs, inputs, strict=True))
-        number = given["context"]
-        given["context"] = _contexts[number - 1] if number else None
+        given["context"] = _context(self.name, given["context"])
         given["explain"] = False
         return tuple(given[name] for name in self.names)
 
@@ -182,6 +255,7 @@ class Operator:
         saved = [output[-1]] if self.saves else []
         ctx.save_for_backward(*(inputs[i] for i in self.tensors), *saved)
         is_tensor = set(self.tensors)
+        ctx.context = _context(self.name, inputs[self.inputs.index("context")])
         ctx.options = [None if i in is_tensor else x for i, x in enumerate(inputs)]
         if self.saves and ctx.options[self.inputs.index("form")] == "parallel":  # has a forward only
             ctx.options[self.inputs.index("form")] = "auto"
@@ -195,7 +269,7 @@ class Operator:
             inputs[i] = x
         saved = [tensors[-1]] if self.saves else []
         wanted = [ctx.needs_input_grad[i] for i in self.differentiable]
-        found = iter(self.backward_op(*incoming[:len(self.results)], *saved, *inputs, wanted))
+        found = iter(self.run_backward(*incoming[:len(self.results)], *saved, *inputs, wanted))
         for i, is_wanted in zip(self.differentiable, wanted, strict=True):
             if is_wanted:
                 gradients[i] = next(found)
@@ -212,6 +286,10 @@ class Operator:
         incoming, saved, inputs, wanted = self._split_backward(arguments)
         if saved is not None and saved.numel() == 0:
             saved = None
+        elif saved is not None:  # a hook on saved tensors may have unpacked it in another form
+            if saved.dtype != torch.float32 or saved.dim() != 1:
+                raise ValueError(f"{self.name}: saved has dtype {saved.dtype} and {saved.dim()} dimensions, allowed torch.float32 and 1")
+            saved = saved.contiguous()
         # a result that was not asked for is a tensor of one dimension, and so is its gradient where a graph makes one
         incoming = tuple(None if x is None or (i in self.final_results and x.dim() == 1) else x for i, x in enumerate(incoming))
         if all(x is None for x in incoming):
@@ -226,12 +304,24 @@ class Operator:
     def refuse_second(self, ctx, *incoming):
         raise NotImplementedError(f"{self.name}: a second derivative is asked for, allowed first derivatives")
 
+    def _refuse_tangents(self, inputs):
+        if forward_ad._current_level < 0:
+            return
+        for i in self.differentiable:
+            if inputs[i] is not None and forward_ad.unpack_dual(inputs[i]).tangent is not None:
+                raise NotImplementedError(f"{self.name}: {self.inputs[i]} has a forward-mode derivative, allowed reverse mode")
+
     def __call__(self, values):
         given = dict(zip(self.names, values, strict=True))
         if given.pop("explain"):
             raise ValueError(f"{self.name}: explain is True, allowed False where a graph is traced")
         context = given["context"]
+        if context is not None and torch.compiler.is_dynamo_compiling():
+            raise ValueError(f"{self.name}: context is given, allowed None under torch.compile")
         given["context"] = _context_number(context)
+        for name, default in self.defaults.items():
+            if given[name] is None:
+                given[name] = default
         for name in self.dtype_names:
             given[name] = _dtype(self.name, name, given[name])
         inputs = [given[name] for name in self.inputs]
@@ -243,11 +333,14 @@ class Operator:
             if x is not None and not isinstance(x, torch.Tensor):
                 raise TypeError(f"{self.name}: {self.inputs[i]} is of type {type(x).__name__}, allowed torch tensors where one is differentiated")
             is_differentiated = is_differentiated or (x is not None and x.requires_grad)
+        if not torch.compiler.is_compiling():
+            self._refuse_tangents(inputs)
         save = []
-        if self.saves:  # the chunk form alone saves, in float32
-            has_saved = (given["form"] in ("auto", "chunk") and given["q"].dtype != torch.float64 and not _forces_another_form(context))
+        if self.saves:  # the chunk form alone saves, in float32; a graph of torch.jit.trace is the same with and without gradients
+            has_saved = (given["form"] in ("auto", "chunk") and given["q"].dtype != torch.float64 and not _forces_another_form(context)
+                         and not torch.jit.is_tracing())
             save = [is_differentiated and has_saved and torch.is_grad_enabled()]
-        found = self.forward_op(*inputs, *save)
+        found = self.run(*inputs, *save)
         if len(self.results) == 1:
             return found[0] if self.saves else found
         results = list(found[:len(self.results)])
