@@ -16,8 +16,8 @@ from .. import _core
 from ._table import ARGUMENTS, NEIGHBOURS, REQUIRED, RESULTS, ROWS
 
 FORWARD, STEP = 0, 2
-G_TEXT = {"scalar": "[B,T,HV]: natural log of the decay, in [-inf, 0]; q's dtype or float32",
-          "vector": "[B,T,HV,K]: natural log of the decay of each key channel, in [-inf, 0]; q's dtype or float32",
+G_TEXT = {"scalar": "[B,T,HV]: natural log of the decay, in [-inf, 0]; q's dtype, or float32 beside 16 bits",
+          "vector": "[B,T,HV,K]: natural log of the decay of each key channel, in [-inf, 0]; q's dtype, or float32 beside 16 bits",
           "": "[B,T,HV] (gate \"scalar\") or [B,T,HV,K] (\"vector\"): natural log of the decay"}
 
 

@@ -178,7 +178,7 @@ ARGUMENTS = {
     "k": _tensor("k", "[B,T,H,K]: keys, in q's dtype", True),
     "v": _tensor("v", "[B,T,HV,V]: values, HV a multiple of H, in q's dtype", True),
     "g": _tensor("g", "", True),  # the text depends on the gate
-    "beta": _tensor("beta", "[B,T,HV]: write strength, any real number, (0,1) or (0,2) is usual; q's dtype or float32", True),
+    "beta": _tensor("beta", "[B,T,HV]: write strength, any real number, (0,1) or (0,2) is usual; q's dtype, or float32 beside 16 bits", True),
     "p": _tensor("p", f"{WITH_K}: the key that the erase reads", True),
     "a": _tensor("a", f"{WITH_K}: the key that reads the state before the decay", True),
     "b": _tensor("b", f"{WITH_K}: the key along which what a read is added", True),
@@ -192,7 +192,7 @@ ARGUMENTS = {
     "num_layers": _number("num_layers", "layers of the model", 1, "int"),
     "normalizer": _word("normalizer", '"sum": o_t is divided by scale * q_t . z_t + 1e-10, z the running sum of k', ("none", "sum"), "none"),
     "initial_z": _tensor("initial_z", "[N,H,K] float32: the normaliser's sum before the first token; None: zeros"),
-    "initial_state": _tensor("initial_state", "[N,HV,K,V] (state_layout \"kv\") or [N,HV,V,K] (\"vk\"), float32, bfloat16 or float16; None: zeros"),
+    "initial_state": _tensor("initial_state", "[N,HV,K,V] (state_layout \"kv\") or [N,HV,V,K] (\"vk\"), float32, bfloat16 or float16, float64 for float64 inputs; None: zeros"),
     "output_final_state": _flag("output_final_state", "whether the state after the last token is returned"),
     "cu_seqlens": _tensor("cu_seqlens", "[N+1] int32 or int64, from 0 to T: B is 1 and row t belongs to sequence n when cu_seqlens[n] <= t < "
                           "cu_seqlens[n+1]; None: N = B"),
