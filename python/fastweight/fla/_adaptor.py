@@ -17,7 +17,8 @@ def _side(x, like):
     return x if x.dtype in (like.dtype, torch.float32) else x.float()
 
 
-def _wide(x):
+def wide(x):
+    """x in float32, float64 as it is."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -52,16 +53,16 @@ def _gates(a, tensors, is_split):
         else:
             options = dict(zip(("gate_input", "a_log", "dt_bias", "gate_lower_bound"), gate_options(*how)))
     if g_gamma is not None:
-        fixed = _wide(g_gamma).expand(v.shape[0], q.shape[1], -1)
-        g = fixed if g is None else _wide(g) + fixed
+        fixed = wide(g_gamma).expand(v.shape[0], q.shape[1], -1)
+        g = fixed if g is None else wide(g) + fixed
     if is_split:
         g = None if g is None else g.unsqueeze(-1).expand(*g.shape, v.shape[3])
         if gv is not None:
-            g = gv if g is None else _wide(g) + _wide(gv)
+            g = gv if g is None else wide(g) + wide(gv)
         if gk is not None:
             gk = gk.unsqueeze(3).expand(*gk.shape[:3], v.shape[3], gk.shape[3])
     if gk is not None:
-        total = gk if g is None else _wide(gk) + _wide(g).unsqueeze(-1)
+        total = gk if g is None else wide(gk) + wide(g).unsqueeze(-1)
     else:
         total = g
     if total is None:
@@ -135,7 +136,7 @@ def _run(name, entry, a):
         options["normalizer"] = "sum"
         if isinstance(state, tuple):
             state, z = state
-        options["initial_z"] = None if z is None else _wide(z.squeeze(1))
+        options["initial_z"] = None if z is None else wide(z.squeeze(1))
     heads = tensors["v"].shape[2]
     if is_split:
         tensors["v"] = _axes.columns_as_heads(tensors["v"])

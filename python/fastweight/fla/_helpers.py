@@ -34,21 +34,23 @@ def fused_addcmul_rwkv7(hidden_states, delta, xr, xw, xk, xv, xa, xg=None):
 
     In float32 inside, so that the six gradients of hidden_states and of delta are rounded once, not at every sum.
     """
-    dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-    wide, step = hidden_states.to(dtype), delta.to(dtype)
-    return tuple(None if x is None else torch.addcmul(wide, step, x.to(dtype)).to(hidden_states.dtype) for x in (xr, xw, xk, xv, xa, xg))
+    wide, step = _adaptor.wide(hidden_states), _adaptor.wide(delta)
+    return tuple(None if x is None else torch.addcmul(wide, step, _adaptor.wide(x)).to(hidden_states.dtype)
+                 for x in (xr, xw, xk, xv, xa, xg))
 
 
 def fused_k_rwkv7(k, a, ka, cu_seqlens=None, cu_seqlens_cpu=None):
-    """k (1 + (a - 1) ka), [B,T,D]; cu_seqlens changes nothing."""
+    """k (1 + (a - 1) ka), [B,T,D], in float32 inside; cu_seqlens changes nothing."""
     del cu_seqlens, cu_seqlens_cpu
-    return torch.addcmul(k, k * (a - 1), ka)
+    wide = _adaptor.wide(k)
+    return torch.addcmul(wide, wide * (_adaptor.wide(a) - 1), _adaptor.wide(ka)).to(k.dtype)
 
 
 def gate_output_correction(o, r, k, r_k, v, g):
-    """(o + (sum over D of r k r_k) v) g: o, g [B,T,H*D], r, k, v [B,T,H,D], r_k [H,D]."""
+    """(o + (sum over D of r k r_k) v) g: o, g [B,T,H*D], r, k, v [B,T,H,D], r_k [H,D]; in float32 inside, rounded once to o's dtype."""
+    r, k, r_k, v, wide, g = (_adaptor.wide(x) for x in (r, k, r_k, v, o, g))
     bonus = (r * k * r_k).sum(-1, keepdim=True) * v
-    return (o + bonus.reshape(o.shape)) * g
+    return ((wide + bonus.reshape(o.shape)) * g).to(o.dtype)
 
 
 def channel_mixing_rwkv7(x, x_prev, x_k, key_weight, value_weight, inplace=True):

@@ -321,6 +321,30 @@ def test_parts_of_rwkv7():
     assert torch.equal(last, x[-1]) and torch.equal(x, kept)
 
 
+def test_parts_of_rwkv7_round_once():
+    """bfloat16 in and out, float32 inside: each result and gradient is off by its own rounding alone, at most 2^-8 of it."""
+    from fastweight.fla.ops.rwkv7.fused_addcmul import fused_addcmul_rwkv7
+    from fastweight.fla.ops.rwkv7.gate_output_correction import gate_output_correction
+
+    shapes = {"o": (2, 9, 64), "r": (2, 9, 2, 32), "k": (2, 9, 2, 32), "r_k": (2, 32), "v": (2, 9, 2, 32), "g": (2, 9, 64)}
+    mixes = {"x": (2, 9, 64), "delta": (2, 9, 64), **{f"m{n}": (64,) for n in range(6)}}
+    cases = ((shapes, gate_output_correction), (mixes, lambda *given: sum(y.double() for y in fused_addcmul_rwkv7(*given))))
+    for shape, function in cases:
+        narrow = [normal(*size, seed=n).detach().bfloat16().requires_grad_() for n, size in enumerate(shape.values())]
+        exact = [x.detach().double().requires_grad_() for x in narrow]
+        found, expected = function(*narrow), function(*exact)
+        for y in (found, expected):
+            y.double().sum().backward()
+        near_rms(found, expected, "result", 2 ** -8)
+        for word, x, y in zip(shape, narrow, exact):
+            near_rms(x.grad, y.grad, f"d{word}", 2 ** -8)
+
+
+def near_rms(found, expected, what, allowed):
+    error = (found.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert error <= allowed, f"{what}: {error:.1e}"
+
+
 def test_gates_alone():
     from fastweight.fla.ops.gated_delta_rule.gate import fused_gdn_gate
     from fastweight.fla.ops.kda.gate import fused_kda_gate
