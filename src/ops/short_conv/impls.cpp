@@ -105,6 +105,7 @@ void run_step(fw_context &context, const Problem &p, const Buffers &buffers, con
     const Panel panel = panel_of(p, item % panels);
     if (s.slot < 0) return zero_rows(p.y, s.batch, s.begin, s.end, panel.begin, panel.n);
     kernels.load_weights(p, panel, buffers.slots[slot]);
+    if (s.length() == 1) return kernels.step_row(p, s, panel, buffers.slots[slot]);
     kernels.forward(p, s, panel, 0, s.length(), buffers.slots[slot]);
     kernels.write_state(p, s, panel, p.state, s.slot, buffers.slots[slot]);
   });

@@ -33,6 +33,8 @@ struct Kernels {
   // The last W-1 positions into slot `slot` of `state`, which may be where they are read from.
   void (*write_state)(const Problem &p, const Sequence &s, Panel panel, const fw_tensor &state, int64_t slot,
                       const Scratch &scratch);
+  // Both for a step of one position into p.state.
+  void (*step_row)(const Problem &p, const Sequence &s, Panel panel, const Scratch &scratch);
   // Gradients of positions [from, to), from >= -(W-1): dx where >= 0, d_initial_state below. sums: NULL, or W + 1
   // rows, `pitch` floats apart, that get dweight by tap and dbias of these positions added.
   void (*backward)(const Problem &p, const Sequence &s, Panel panel, int64_t from, int64_t to, float *sums,

@@ -57,19 +57,79 @@ void store_tile(const fw_tensor &t, int64_t batch, int64_t row, int64_t n, Panel
 
 void zero_panel_rows(float *to, int64_t n) { memset(to, 0, static_cast<size_t>(n) * kPanel * 4); }
 
+#if defined(__AVX2__)
+// Columns of fp32 rows whose columns are adjacent, four rows at a time through registers: 3 or 4 columns, the taps of a
+// weight and the rows of a window. Row by row they are 7 loads of one float a channel, 60 us of a step of 8192 channels.
+struct Four {
+  __m128 rows[4];
+};
+inline Four transpose(Four x) {
+  _MM_TRANSPOSE4_PS(x.rows[0], x.rows[1], x.rows[2], x.rows[3]);
+  return x;
+}
+#endif
+
+// Columns [0, columns) of rows [0, n) at `offset` to to[column * kPanel + row], zeros up to `padded`.
+void load_columns(const fw_tensor &t, int64_t offset, int64_t row_stride, int64_t column_stride, int64_t columns,
+                  int64_t n, int64_t padded, float *to) {
+  int64_t done = 0;
+#if defined(__AVX2__)
+  if (t.dtype == FW_F32 && column_stride == 1 && (columns == 3 || columns == 4)) {
+    const float *from = static_cast<const float *>(t.data) + offset;
+    // a row of 3 is read with the float behind it: rows that have another one behind them in this panel
+    const int64_t stop = columns == 4 ? n : row_stride >= 3 ? n - 1 : 0;
+    for (; done + 4 <= stop; done += 4) {
+      Four x;
+      for (int i = 0; i < 4; ++i) x.rows[i] = _mm_loadu_ps(from + (done + i) * row_stride);
+      x = transpose(x);
+      for (int64_t c = 0; c < columns; ++c) _mm_storeu_ps(to + c * kPanel + done, x.rows[c]);
+    }
+  }
+#endif
+  for (int64_t c = 0; c < columns; ++c) {
+    load_row(t.data, t.dtype, offset + done * row_stride + c * column_stride, row_stride, n - done, padded - done,
+             to + c * kPanel + done);
+  }
+}
+
+// The other way round.
+void store_columns(const fw_tensor &t, int64_t offset, int64_t row_stride, int64_t column_stride, int64_t columns,
+                   int64_t n, const float *from) {
+  int64_t done = 0;
+#if defined(__AVX2__)
+  if (t.dtype == FW_F32 && column_stride == 1 && columns == 3) {
+    float *to = static_cast<float *>(t.data) + offset;
+    for (; done + 4 <= n; done += 4) {
+      Four x = {};
+      for (int c = 0; c < 3; ++c) x.rows[c] = _mm_loadu_ps(from + c * kPanel + done);
+      x = transpose(x);
+      for (int i = 0; i < 4; ++i) {
+        float *row = to + (done + i) * row_stride;
+        _mm_storel_pi(reinterpret_cast<__m64 *>(row), x.rows[i]);
+        _mm_store_ss(row + 2, _mm_movehl_ps(x.rows[i], x.rows[i]));
+      }
+    }
+  }
+#endif
+  for (int64_t c = 0; c < columns; ++c) {
+    store_row(t.data, t.dtype, offset + done * row_stride + c * column_stride, row_stride, n - done,
+              from + c * kPanel + done);
+  }
+}
+
 // Inputs at positions [from, to), from >= -(W-1).
 void load_window(const Problem &p, const Sequence &s, Panel panel, int64_t from, int64_t to, float *line,
                  float *rows) {
   const fw_tensor &state = p.direction == FW_STEP ? p.state : p.initial_state;
   int64_t position = from;
-  for (; position < to && position < 0; ++position, rows += kPanel) {
-    if (state.dtype == FW_NONE) {
-      zero_panel_rows(rows, 1);
-      continue;
-    }
+  if (from < 0) {
+    const int64_t before = to < 0 ? to - from : -from;
     const int64_t at =
-        s.slot * state.strides[0] + panel.begin * state.strides[1] + (p.W - 1 + position) * state.strides[2];
-    load_row(state.data, state.dtype, at, state.strides[1], panel.n, pad_lanes(panel.n), rows);
+        s.slot * state.strides[0] + panel.begin * state.strides[1] + (p.W - 1 + from) * state.strides[2];
+    if (state.dtype == FW_NONE) zero_panel_rows(rows, before);
+    else load_columns(state, at, state.strides[1], state.strides[2], before, panel.n, pad_lanes(panel.n), rows);
+    position += before;
+    rows += before * kPanel;
   }
   if (position < to) load_tile(p.x, s.batch, s.begin + position, to - position, panel, line, rows);
 }
@@ -97,9 +157,8 @@ void convolve_some(int64_t n, const float *in, const float *weight, const float 
 void load_weights(const Problem &p, Panel panel, const Scratch &scratch) {
   const fw_tensor &w = p.weight;
   const int64_t padded = pad_lanes(panel.n);
+  load_columns(w, panel.begin * w.strides[0], w.strides[0], w.strides[1], p.W, panel.n, padded, scratch.weight);
   for (int64_t tap = 0; tap < p.W; ++tap) {
-    load_row(w.data, w.dtype, panel.begin * w.strides[0] + tap * w.strides[1], w.strides[0], panel.n, padded,
-             scratch.weight + tap * kPanel);
     if (scratch.reversed) {
       memcpy(scratch.reversed + (p.W - 1 - tap) * kPanel, scratch.weight + tap * kPanel,
              static_cast<size_t>(padded) * 4);
@@ -134,10 +193,15 @@ void write_state(const Problem &p, const Sequence &s, Panel panel, const fw_tens
                  const Scratch &scratch) {
   const int64_t past = p.W - 1, length = s.end - s.begin;
   load_window(p, s, panel, length - past, length, scratch.line, scratch.x);
-  for (int64_t i = 0; i < past; ++i) {
-    const int64_t at = slot * state.strides[0] + panel.begin * state.strides[1] + i * state.strides[2];
-    store_row(state.data, state.dtype, at, state.strides[1], panel.n, scratch.x + i * kPanel);
-  }
+  store_columns(state, slot * state.strides[0] + panel.begin * state.strides[1], state.strides[1], state.strides[2],
+                past, panel.n, scratch.x);
+}
+
+// forward and write_state of one position, the window brought once: the output goes over the row that it loses.
+void step_row(const Problem &p, const Sequence &s, Panel panel, const Scratch &scratch) {
+  forward(p, s, panel, 0, 1, scratch);
+  store_columns(p.state, s.slot * p.state.strides[0] + panel.begin * p.state.strides[1], p.state.strides[1],
+                p.state.strides[2], p.W - 1, panel.n, scratch.x + kPanel);
 }
 
 // dz at positions [from, to) of the sequence, all inside it, over dy in `dz`; x holds positions [from - (W-1), to).
@@ -239,6 +303,6 @@ void sum_blocks(const float *partials, int64_t block_pitch, int64_t n_blocks, co
 }  // namespace
 
 extern const short_conv::Kernels kShortConv;
-const short_conv::Kernels kShortConv = {load_weights, forward, write_state, backward, sum_blocks};
+const short_conv::Kernels kShortConv = {load_weights, forward, write_state, step_row, backward, sum_blocks};
 
 }  // namespace fw::FW_LEVEL
