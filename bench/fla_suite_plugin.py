@@ -28,6 +28,9 @@ ASKS_FOR_CUDA = ("CUDA required",)
 REFERENCE_OFF = {
     "tests/ops/test_kda.py::test_gate[B1-T2-H2-D12-a_logTrue-biasFalse-lowerbound-5.0]": (
         "dA", "tolerance 1e-4; against float64 the reference's own dA is off by 2.0e-4 (1 - sigmoid in float32), ours by 4e-9"),
+    **{f"tests/modules/test_l2warp.py::test_fused_linear_cross_entropy_l2_warp[dtype0-{scale}-{factor}-2000-256-1024-{B}]": (
+        "Loss", "tolerance 4e-3; torch adds the rows' losses in float16 on a CPU: against float64 the reference's own loss is off by "
+        f"{off}, ours by 3e-7") for scale in ("1.0", "3.0") for factor in ("0.0001", "1") for B, off in ((4, "0.20"), (8, "1.06"))},
 }
 
 

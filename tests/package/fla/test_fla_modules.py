@@ -375,3 +375,18 @@ def test_feature_maps():
     expected = F.linear(x, layer.layer1.weight, layer.layer1.bias) * F.linear(x, layer.layer2.weight, layer.layer2.bias)
     same(layer(x), expected, [x], "hadamard")
     assert set(layer.state_dict()) == {"layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias"}
+
+
+def test_half_precision_losses_are_summed_in_float32():
+    """The inputs of fla's tests that bench/fla_suite.py counts as "reference off": ours against float64, and torch's own float16."""
+    torch.manual_seed(42)
+    from fastweight.fla.modules import FusedLinearCrossEntropyLoss
+    head, x = torch.nn.Linear(256, 2000, dtype=torch.float16), torch.randn(4, 1024, 256, dtype=torch.float16)
+    labels = torch.randint(0, 2000, (4, 1024))
+    labels[:, ::2] = -100
+    with torch.no_grad():
+        logits = F.linear(x.view(-1, 256), head.weight, head.bias)
+        truth = float(F.cross_entropy(logits.double(), labels.view(-1)))
+        assert abs(float(FusedLinearCrossEntropyLoss()(x, labels, head.weight, head.bias)) - truth) < 1e-5 * truth
+        # what fla's test compares with: 2048 losses of about 8 added up in float16, whose steps are 16 by then
+        assert abs(float(F.cross_entropy(logits, labels.view(-1))) - truth) > 1e-2 * truth
