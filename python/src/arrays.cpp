@@ -409,7 +409,7 @@ int torch_num_threads() {
 void tell_written(PyObject *x) {
   const Torch *torch = torch_if_loaded();
   if (torch == nullptr || !PyObject_TypeCheck(x, reinterpret_cast<PyTypeObject *>(torch->tensor))) return;
-  const nb::object done = nb::steal(PyObject_CallOneArg(torch->increment_version, x));
+  const nb::object done = nb::steal(PyObject_Vectorcall(torch->increment_version, &x, 1, nullptr));
   if (!done.is_valid()) PyErr_Clear();  // a tensor of inference mode has no version
 }
 
