@@ -57,3 +57,13 @@ def test_the_page_shows_calls_that_run():
              "state": np.zeros((1, 2, 8, 8), np.float32), "other": np.zeros((1, 2, 8, 8), np.float32)}
     exec("\n".join(lines), scope)  # noqa: S102, our own page
     assert scope["o"].shape == (1, 1, 2, 8) and scope["other"].any()
+
+
+def test_the_extension_keeps_to_the_stable_interface():
+    """One wheel for Python 3.12 and later: what a C extension may not call then, and a build for 3.11 would not notice."""
+    unstable = re.compile(r"\bPy[A-Za-z]+_(?:GET|SET)_[A-Z]+\b|\bPyObject_Call(?:OneArg|MethodOneArg|MethodNoArgs)\b|\b_Py[A-Za-z]\w*")
+    sources = sorted((ROOT / "python/src").glob("*.[ch]pp"))
+    assert len(sources) > 8
+    for path in sources:
+        assert not unstable.findall(path.read_text()), path.name
+    assert unstable.findall("PyObject_CallOneArg(f, x)") and unstable.findall("PyTuple_GET_ITEM(t, 0)")
