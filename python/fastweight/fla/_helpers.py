@@ -56,13 +56,15 @@ def gate_output_correction(o, r, k, r_k, v, g):
 def channel_mixing_rwkv7(x, x_prev, x_k, key_weight, value_weight, inplace=True):
     """(relu((x + (shifted - x) x_k) key_weight)^2 value_weight, x[-1, :]): x [B,T,D], x_prev [B,D] or [B,1,D] is the row before the first.
 
-    x[-1, :] is the last batch entry, as in fla. `inplace` is accepted and nothing is overwritten.
+    x[-1, :] is the last batch entry, as in fla. `inplace` is accepted and nothing is overwritten. Sums of gradients in float32.
     """
     del inplace
     if x.dim() != 3:
         raise AssertionError(f"channel_mixing_rwkv7: x has {x.dim()} dimensions, allowed 3")
-    shifted = torch.cat((x_prev.reshape(x.shape[0], 1, x.shape[2]), x[:, :-1]), 1)
-    return torch.relu(torch.addcmul(x, shifted - x, x_k) @ key_weight).square() @ value_weight, x[-1, :]
+    wide = _adaptor.wide(x)
+    shifted = torch.cat((_adaptor.wide(x_prev).reshape(x.shape[0], 1, x.shape[2]), wide[:, :-1]), 1)
+    mixed = torch.addcmul(wide, shifted - wide, _adaptor.wide(x_k)).to(x.dtype)
+    return torch.relu(_adaptor.wide(mixed @ key_weight)).square().to(x.dtype) @ value_weight, x[-1, :]
 
 
 HELPERS = (
