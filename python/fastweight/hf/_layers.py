@@ -208,7 +208,6 @@ class Decoder:
         mixed = self.conv(found.mixed, weight.squeeze(1)) if bias is None else self.conv(found.mixed, weight.squeeze(1), bias=bias)
         q, k, v = _heads(mixed, self.sizes)
         o = self.step(q, k, v, found.g, found.beta, a_log=found.a_log, dt_bias=found.dt_bias).view(found.z.shape)
-        torch.autograd.graph.increment_version(self.state)
         norm = getattr(layer, self.norm_name)
         if self.norm_dtype is not None and is_ours(norm) and norm.weight.dtype is self.norm_dtype and found.z.stride() == self.z_stride:
             return self.norm(o, norm.weight, gate=found.z)
@@ -258,7 +257,6 @@ def _remember(layer, kind, found, mixed, cache, cu):
     state = None if cache is None else cache.get_recurrent_state(index, state_idx=0)
     if state is not None and mixed.shape[1] == 1 and not is_functional(*operands, state, found.a_log, found.dt_bias):
         o = kind.step(*operands, state=state, **options)
-        torch.autograd.graph.increment_version(state)
         return o
     o, final_state = kind.row(*operands, initial_state=state, output_final_state=cache is not None, cu_seqlens=cu, **options)
     if cache is not None:
