@@ -99,6 +99,11 @@ def _fake_saved(x):
     return q.new_empty((slots * v.shape[2] * q.shape[3] * width,), dtype=torch.float32)
 
 
+def _is_asked_for(name, given):
+    """Whether a call with these arguments has the result `name`; it is a tensor without elements if not."""
+    return ("final" not in name or given["output_final_state"]) and (name != "final_z" or given["normalizer"] == "sum")
+
+
 def _fake_y(x):
     return x["x"].new_empty(x["x"].shape, dtype=x["y_dtype"])
 
@@ -243,8 +248,7 @@ class Operator:
                 raise ValueError(f"{self.name}: {name} has {x[name].dim()} dimensions, allowed {ndim}")
         results = []
         for name in self.results:
-            is_wanted = ("final" not in name or x["output_final_state"]) and (name != "final_z" or x["normalizer"] == "sum")
-            results.append(FAKES[name](x) if is_wanted else inputs[0].new_empty(0))
+            results.append(FAKES[name](x) if _is_asked_for(name, x) else inputs[0].new_empty(0))
         if self.saves:
             results.append(_fake_saved(x) if save else inputs[0].new_empty(0))
         return results[0] if len(results) == 1 else tuple(results)
@@ -343,11 +347,7 @@ class Operator:
         found = self.run(*inputs, *save)
         if len(self.results) == 1:
             return found[0] if self.saves else found
-        results = list(found[:len(self.results)])
-        for i in self.final_results:
-            if not given["output_final_state"] or (self.results[i] == "final_z" and given["normalizer"] == "none"):
-                results[i] = None
-        return tuple(results)
+        return tuple(x if _is_asked_for(name, given) else None for name, x in zip(self.results, found))
 
 
 OPERATORS = {}
