@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from .._adaptor import wide
+
 __all__ = ["ACT2FN", "bias_gelu_impl", "fast_gelu_impl", "logsigmoid", "powglu", "powglu_linear", "sigmoid", "sigmoidglu",
            "sigmoidglu_linear", "sqrelu", "swiglu", "swiglu_linear", "swish"]
 
@@ -43,10 +45,10 @@ def sigmoidglu(x, y):
 
 def powglu(x, y, power=3.0):
     """g(x) y, g(x) = x^(power / (sqrt(x) + 1)) sigmoid(x) above 0, x sigmoid(x) elsewhere (arXiv 2605.25704); in float32 inside."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    above = wide.clamp_min(torch.finfo(wide.dtype).tiny)
-    grown = torch.where(wide > 0, (above.log() * power / (above.sqrt() + 1)).exp(), wide)
-    return (grown * torch.sigmoid(wide) * y).to(x.dtype)
+    x_wide = wide(x)
+    above = x_wide.clamp_min(torch.finfo(x_wide.dtype).tiny)
+    grown = torch.where(x_wide > 0, (above.log() * power / (above.sqrt() + 1)).exp(), x_wide)
+    return (grown * torch.sigmoid(x_wide) * y).to(x.dtype)
 
 
 def swiglu_linear(x, y, weight, bias):

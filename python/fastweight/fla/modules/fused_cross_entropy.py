@@ -4,12 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .._adaptor import wide
+
 __all__ = ["FusedCrossEntropyLoss", "cross_entropy_loss"]
 
 
 def shaped(logits, logit_scale, logit_softcapping):
     """logit_scale logits in float32 (float64 for float64), then softcap tanh(. / softcap)."""
-    found = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    found = wide(logits)
     found = found if logit_scale == 1 else found * logit_scale
     return found if logit_softcapping is None else logit_softcapping * torch.tanh(found / logit_softcapping)
 

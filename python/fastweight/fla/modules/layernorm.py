@@ -9,13 +9,10 @@ import torch.nn.functional as F
 
 from ... import ops
 from ...torch.nn.norms import _Norm
+from .._adaptor import wide
 
 __all__ = ["GroupNorm", "GroupNormLinear", "LayerNorm", "LayerNormLinear", "RMSNorm", "RMSNormLinear", "group_norm", "group_norm_linear",
            "layer_norm", "layer_norm_linear", "rms_norm", "rms_norm_linear"]
-
-
-def wide(x):
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def beside(parameter, x):
