@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """fla's own models on fastweight, when fla and transformers can be imported: they learn, and decoding equals the whole sequence."""
-import os
-import sys
-
 import pytest
 
 from fla_truth import torch
 
-import fastweight.fla
+import fla_checkout
 
-CHECKOUT = os.environ.get("FW_FLA_CHECKOUT")
 MODELS = {
     "GLAConfig": {"num_heads": 2}, "DeltaNetConfig": {"num_heads": 2}, "GatedDeltaNetConfig": {"num_heads": 2, "head_dim": 16},
     "KDAConfig": {"num_heads": 2, "head_dim": 16}, "RetNetConfig": {"num_heads": 2}, "RWKV7Config": {"head_dim": 16},
@@ -20,22 +16,8 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def models():
-    if not CHECKOUT:
-        pytest.skip("not run: FW_FLA_CHECKOUT names no checkout of fla")
-    kept, path = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "fla"}, list(sys.path)
-    sys.path.insert(0, CHECKOUT)
-    try:
-        found = fastweight.fla.install()
-        if found.stands_in is not None:
-            found.uninstall()
-            pytest.skip(f"not run: fla cannot be imported: {found.stands_in}")
+    with fla_checkout.installed():
         yield pytest.importorskip("fla.models", reason="not run: fla.models cannot be imported")
-        found.uninstall()
-    finally:
-        sys.path[:] = path
-        for name in [name for name in sys.modules if name.partition(".")[0] == "fla"]:
-            del sys.modules[name]
-        sys.modules.update(kept)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,8 +5,6 @@ Needs a checkout of fla that FW_FLA_CHECKOUT names, triton, transformers and ein
 """
 import importlib
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,10 +16,10 @@ from nn_helpers import distance, first_values, fnn, inputs, make, torch
 from write_fla_parameters import MODULES
 
 import fastweight.fla
+import fla_checkout
 from fastweight import ops
 from fastweight.torch.nn.model import fla_name
 
-CHECKOUT = os.environ.get("FW_FLA_CHECKOUT")
 FLA = json.loads((Path(__file__).parent / "fla_models.json").read_text(encoding="utf-8"))
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -33,25 +31,11 @@ def attention(q, k, v, causal, window_size):
 
 @pytest.fixture(scope="module")
 def fla():
-    if not CHECKOUT:
-        pytest.skip("not run: FW_FLA_CHECKOUT names no checkout of fla")
-    kept, path = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "fla"}, list(sys.path)
-    sys.path.insert(0, CHECKOUT)
-    try:
-        found = fastweight.fla.install()
-        if found.stands_in is not None:
-            found.uninstall()
-            pytest.skip(f"not run: fla cannot be imported: {found.stands_in}")
+    with fla_checkout.installed():
         attn = pytest.importorskip("fla.layers.attn", reason="not run: fla.layers cannot be imported")
         attn.flash_attn_func = attention
         fastweight.fla.install()
         yield importlib.import_module
-        found.uninstall()
-    finally:
-        sys.path[:] = path
-        for name in [name for name in sys.modules if name.partition(".")[0] == "fla"]:
-            del sys.modules[name]
-        sys.modules.update(kept)
 
 
 # fla's Comba layer does not repeat p for grouped value heads, which its chunk operator then refuses
