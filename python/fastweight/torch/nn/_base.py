@@ -28,6 +28,7 @@ def check(condition, sentence):
 class Mixer(nn.Module):
     """A layer that mixes tokens. Subclasses give `mix`."""
 
+    held: tuple[str, ...] = ()  # tensors of the cache that every call with use_cache leaves there
     whole: tuple[str, ...] = ()  # tensors of the cache that `mix` takes and gives for the cache's sequences, not for the pieces of the call
 
     def __init__(self, layer_idx):
@@ -43,8 +44,8 @@ class Mixer(nn.Module):
         past_key_values: a Cache that is continued. With use_cache it is moved on (one is made when None); else it is only read.
         """
         name = type(self).__name__
-        batch, tokens = hidden_states.shape[:2]
         x, cu_seqlens, indices = unpad(hidden_states, attention_mask, cu_seqlens, name)
+        batch, tokens = hidden_states.shape[:2]
         cache, part = past_key_values, {}
         if use_cache and cache is None:
             cache = Cache()
@@ -54,6 +55,8 @@ class Mixer(nn.Module):
             check(self.layer_idx is not None, f"{name}: layer_idx is None, allowed 0 or more with a cache")
             part = cache.take(self.layer_idx, self.whole)
             if part:
+                missing = [tensor for tensor in self.held if tensor not in part]
+                check(not missing, f"{name}: past_key_values has no {missing} at layer_idx {self.layer_idx}, allowed a cache of this layer")
                 held, needed = part["lengths"].shape[0], sequences(x, cu_seqlens)
                 check(held == needed, f"{name}: past_key_values holds {held} sequences, allowed {needed} as in the call")
         pieces = None if cache is None else cache.pieces
@@ -99,18 +102,20 @@ class LinearMixer(Mixer):
 
     row = ""  # of fastweight.ops
     modes = {"chunk": "chunk", "fused_recurrent": "recurrent"}
+    _decay: tuple | None = None
     activated = "qkv"  # which of q, k, v get a silu when there is no convolution
 
     def __init__(self, hidden_size, mode, layer_idx):
         super().__init__(layer_idx)
         check(mode in self.modes, f"{type(self).__name__}: mode is {mode!r}, allowed {list(self.modes)}")
-        self.hidden_size, self.mode = hidden_size, mode
+        self.hidden_size, self.mode, self.held = hidden_size, mode, ("state",)
 
     # ---- parts of construction
 
     def add_projections(self, sizes, use_short_conv, conv_size, conv_bias, activations=("silu", "silu", "silu")):
         """q_proj, k_proj, v_proj of the given output sizes and their convolutions."""
         self.use_short_conv, self.conv_size, self.conv_bias = use_short_conv, conv_size, conv_bias
+        self.held += ("conv_q", "conv_k", "conv_v") if use_short_conv else ()
         for name, size, activation in zip("qkv", sizes, activations):
             setattr(self, f"{name}_proj", nn.Linear(self.hidden_size, size, bias=False))
             if use_short_conv:
@@ -120,11 +125,13 @@ class LinearMixer(Mixer):
         """A_log [heads], log of U(low, high) (0 with zero), and dt_bias [biases]."""
         self._decay = (low, high, zero)
         self.A_log, self.dt_bias = without_decay(torch.empty(heads)), without_decay(torch.empty(biases))
-        self.reset_decay()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_decay(self):
-        """Draws A_log and dt_bias as at the start."""
+    def reset_parameters(self):
+        """Draws A_log and dt_bias, where the layer has them, as at the start; submodules stay."""
+        if self._decay is None:
+            return
         low, high, zero = self._decay
         self.A_log.copy_(torch.zeros_like(self.A_log) if zero else torch.empty(self.A_log.shape).uniform_(low, high).log())
         self.dt_bias.copy_(inverse_softplus_of_dt(self.dt_bias.shape[0]))

@@ -3,6 +3,19 @@
 import torch
 
 from ._base import check
+from ._sequences import packed_end
+
+
+def borders(input_ids, attention_mask, cu_seqlens):
+    """[B,T-1], where columns t and t + 1 are not two tokens of one sequence; None: nowhere."""
+    tokens = input_ids.shape[1]
+    if cu_seqlens is not None:
+        at = torch.arange(1, tokens, device=input_ids.device)
+        return (torch.isin(at, cu_seqlens) | (at >= cu_seqlens[-1]))[None]
+    if attention_mask is None:
+        return None
+    kept = attention_mask[:, attention_mask.shape[1] - tokens:] != 0
+    return ~(kept[:, 1:] & kept[:, :-1])
 
 
 class Pieces:
@@ -17,8 +30,10 @@ class Pieces:
     def __init__(self, input_ids, attention_mask, cu_seqlens, document_token):
         batch, tokens = input_ids.shape
         self.shape, self.ids, self.cu_seqlens, self.indices, self.source, self.last = (batch, tokens), input_ids, cu_seqlens, None, None, None
-        check(cu_seqlens is None or batch == 1, f"HybridLM: input_ids has batch {batch} beside cu_seqlens, allowed 1")
         kept = None
+        if cu_seqlens is not None:
+            end = packed_end(cu_seqlens, input_ids, "HybridLM", "input_ids")
+            kept = None if end >= tokens else (torch.arange(tokens, device=input_ids.device) < end)[None]
         if cu_seqlens is None and attention_mask is not None:
             check(attention_mask.ndim == 2 and attention_mask.shape[0] == batch and attention_mask.shape[1] >= tokens,
                   f"HybridLM: attention_mask has shape {list(attention_mask.shape)}, allowed [{batch}, {tokens} or more]")

@@ -6,14 +6,32 @@ A batch is dense [B,T,...] (cu_seqlens None: sequence n is row n) or packed [1,T
 import torch
 
 
+def packed_end(cu_seqlens, x, where, name="hidden_states"):
+    """Rows that cu_seqlens covers of x [B,T,...], named in errors; a graph of torch.compile takes it for all of them.
+
+    TypeError, ValueError for what is no cu_seqlens of such a call in its type, dtype or shape; the operators look at its numbers.
+    """
+    if not isinstance(cu_seqlens, torch.Tensor):
+        raise TypeError(f"{where}: cu_seqlens is of type {type(cu_seqlens).__name__}, allowed torch.Tensor")
+    if x.shape[0] != 1:
+        raise ValueError(f"{where}: {name} has batch {x.shape[0]} beside cu_seqlens, allowed 1")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(f"{where}: cu_seqlens has dtype {cu_seqlens.dtype} and shape {list(cu_seqlens.shape)}, allowed int32 or int64 and [N+1]")
+    return x.shape[1] if torch.compiler.is_compiling() else int(cu_seqlens[-1])
+
+
 def unpad(x, attention_mask, cu_seqlens, where):
     """x [B,T,D] -> (x or its kept tokens [1,total,D], cu_seqlens or None, indices of the kept tokens in B*T or None).
 
-    attention_mask [B, T or more]: nonzero where there is a token; its last T columns belong to x.
+    attention_mask [B, T or more]: nonzero where there is a token; its last T columns belong to x. Rows after the last of
+    cu_seqlens are padding.
     """
+    if x.ndim != 3:
+        raise ValueError(f"{where}: hidden_states has shape {list(x.shape)}, allowed [B,T,hidden_size]")
     if cu_seqlens is not None:
-        if x.shape[0] != 1:
-            raise ValueError(f"{where}: hidden_states has batch {x.shape[0]} beside cu_seqlens, allowed 1")
+        end = packed_end(cu_seqlens, x, where)
+        if end < x.shape[1]:
+            return x[:, :end], cu_seqlens, torch.arange(end, device=x.device)
         return x, cu_seqlens, None
     if attention_mask is None:
         return x, None, None
@@ -73,6 +91,8 @@ def positions(x, cu_seqlens, before):
 
 def shifted(x, cu_seqlens, before):
     """Each token's predecessor in its sequence, x's shape; `before` [N,D] or None (0) precedes the first tokens."""
+    if x.shape[1] == 0:
+        return x
     if cu_seqlens is None:
         first = torch.zeros_like(x[:, :1]) if before is None else before[:, None].to(x.dtype)
         return torch.cat([first, x[:, :-1]], 1)
@@ -83,11 +103,11 @@ def shifted(x, cu_seqlens, before):
 
 
 def last_rows(x, cu_seqlens, before):
-    """[N,D]: the last token of each sequence; `before` (0 when None) where it has none in this call."""
+    """[N,D]: the last token of each sequence; `before` (0 when None) where it has none in this call. It shares no memory with x."""
     if cu_seqlens is None:
         if x.shape[1]:
-            return x[:, -1]
-        return torch.zeros_like(x[:, 0]) if before is None else before
+            return x[:, -1].clone()
+        return x.new_zeros(x.shape[0], x.shape[2]) if before is None else before
     found = x.new_zeros(cu_seqlens.shape[0] - 1, x.shape[2]) if before is None else before.to(x.dtype)
     filled = (cu_seqlens.diff() > 0).nonzero()[:, 0]
     return found.index_put((filled,), x[0, cu_seqlens[1:][filled].to(torch.int64) - 1])

@@ -29,6 +29,7 @@ class Attention(Mixer):
         self.qkv_bias, self.qk_norm, self.window_size, self.rope_theta = qkv_bias, qk_norm, window_size, rope_theta
         self.max_position_embeddings = max_position_embeddings
         self.keys, self.values = ("all_keys", "all_values") if window_size is None else ("keys", "values")
+        self.held = self.keys, self.values
         wide, narrow = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q_proj = nn.Linear(hidden_size, wide, bias=qkv_bias)
         self.k_proj = nn.Linear(hidden_size, narrow, bias=qkv_bias)

@@ -178,7 +178,8 @@ class Cache:
     def record(self, input_ids, attention_mask=None, cu_seqlens=None):
         """Notes one call of the model, so that it can be made again. The model does this."""
         if self.keep_calls:
-            self._calls.append((input_ids, attention_mask, cu_seqlens))
+            call = input_ids, attention_mask, cu_seqlens
+            self._calls.append(tuple(None if x is None else x.clone() for x in call))
         if self.snapshot_every is not None and (self.place % self.snapshot_every == 0 or cu_seqlens is not None):
             self.mark()
 

@@ -174,11 +174,21 @@ class Comba(LinearMixer):
         self.a_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False)
         self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False)
         if use_inner_decay:
-            self.decay = nn.Parameter(torch.ones(num_heads))
+            self.decay = nn.Parameter(torch.empty(num_heads))
         if use_output_correction:
-            self.D = without_decay(torch.full((num_heads,), float(correction_factor)))
+            self.D = without_decay(torch.empty(num_heads))
+        self.correction_factor = float(correction_factor)
         self.add_decay(self.num_v_heads, self.num_v_heads)
         self.add_output(self.value_dim, self.head_v_dim, norm_eps, gate=use_output_gate, activation="sigmoid")
+
+    @torch.no_grad()
+    def reset_parameters(self):
+        """As LinearMixer's, and decay at 1, D at correction_factor."""
+        super().reset_parameters()
+        if self.use_inner_decay:
+            self.decay.fill_(1.0)
+        if self.use_output_correction:
+            self.D.fill_(self.correction_factor)
 
     def operands(self, x, q, k, v, place):
         q, k, v = heads(q, self.head_k_dim), heads(k, self.head_k_dim), heads(v, self.head_v_dim)

@@ -40,6 +40,9 @@ class Generation:
         batch = input_ids.shape[0]
         seeds = [seed + row for row in range(batch)] if isinstance(seed, int) else list(seed)
         check(len(seeds) == batch, f"generate: seed has {len(seeds)} numbers, allowed {batch}, one a row")
+        check(input_ids.shape[1] > 0, "generate: input_ids has 0 tokens, allowed 1 or more")
+        check(attention_mask is None or bool((attention_mask[..., -1] != 0).all()),
+              "generate: attention_mask is 0 in its last column, allowed on the left of a row only")
         check(temperature >= 0, f"generate: temperature is {temperature}, allowed 0 or more")
         check(0 < top_p <= 1, f"generate: top_p is {top_p}, allowed above 0 to 1")
         generators = [torch.Generator().manual_seed(number) for number in seeds]

@@ -12,11 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from . import _layers
 from ._base import check
-from ._documents import Pieces
+from ._documents import Pieces, borders
 from .cache import Cache
 from .config import FORMAT, LMConfig
 from .generation import Generation
 from .norms import RMSNorm
+from .rwkv7 import orthogonal_
 
 
 @dataclass
@@ -83,10 +84,17 @@ class HybridLM(Generation, nn.Module):
         self.norm = _norm(config)
         if not config.tie_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.reset_parameters()
+        self._draw()
+
+    def reset_parameters(self):
+        """Every parameter as at the start, also after to_empty: norms and decays as their layers have them, the rest as `_draw`."""
+        for module in reversed(list(self.modules())):  # what is inside first: a layer may have its own start for its parts
+            if module is not self and hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        self._draw()
 
     @torch.no_grad()
-    def reset_parameters(self):
+    def _draw(self):
         """Matrices and convolutions normal with initializer_range, biases 0.
 
         RWKV-7's layers start as their authors have them; in a model with one the embedding is uniform in +-1e-4 and the head
@@ -104,7 +112,7 @@ class HybridLM(Generation, nn.Module):
         if kept:
             nn.init.uniform_(self.embed.weight, -1e-4, 1e-4)
             if not self.config.tie_embeddings:
-                nn.init.orthogonal_(self.lm_head.weight, gain=0.5 * max(1.0, self.config.vocab_size / self.config.hidden_size) ** 0.5)
+                orthogonal_(self.lm_head.weight, gain=0.5 * max(1.0, self.config.vocab_size / self.config.hidden_size) ** 0.5)
 
     @property
     def head_weight(self):
@@ -151,8 +159,8 @@ class HybridLM(Generation, nn.Module):
         """input_ids [B,T] int64 -> LMOutput.
 
         attention_mask: [B, T or more], 0 on padding. cu_seqlens: [N+1], several sequences in one row.
-        past_key_values: a Cache; made when use_cache and None. labels [B,T]: logits at t are held to the label at t + 1, -100
-        is not counted; the loss is the mean in nats. logits_to_keep: logits of the last so many tokens only, 0: all.
+        past_key_values: a Cache; made when use_cache and None. labels [B,T]: logits at t are held to the label at t + 1; -100 is
+        not counted, nor where t or t + 1 is padding or another sequence of cu_seqlens; the loss is the mean in nats. logits_to_keep: logits of the last so many tokens only, 0: all.
         """
         if use_cache and past_key_values is None:
             past_key_values = Cache()
@@ -161,7 +169,9 @@ class HybridLM(Generation, nn.Module):
         loss = None
         if labels is not None:
             check(not logits_to_keep, f"HybridLM: logits_to_keep is {logits_to_keep} beside labels, allowed 0")
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
+            apart = borders(input_ids, attention_mask, cu_seqlens)
+            wanted = labels[:, 1:] if apart is None else labels[:, 1:].masked_fill(apart, -100)
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), wanted.flatten(), ignore_index=-100)
         return LMOutput(logits, loss, past_key_values)
 
     # ---- files

@@ -30,7 +30,7 @@ class LoRA(nn.Module):
         """The first matrix 0, the second orthogonal times 0.1, the bias 0."""
         nn.init.zeros_(self.lora[0].weight)
         rows, columns = self.lora[2].weight.shape
-        nn.init.orthogonal_(self.lora[2].weight, gain=0.1 * (math.sqrt(columns / rows) if columns > rows else 1.0))
+        orthogonal_(self.lora[2].weight, gain=0.1 * (math.sqrt(columns / rows) if columns > rows else 1.0))
         if self.lora[2].bias is not None:
             nn.init.zeros_(self.lora[2].bias)
 
@@ -41,6 +41,14 @@ class LoRA(nn.Module):
 def low_rank(hidden_size, times, head_dim=64):
     """The rank that the authors suggest: times * sqrt(hidden_size), for wider heads in proportion, in steps of 32."""
     return max(32, round(times * hidden_size ** 0.5 * head_dim / 64 / 32) * 32)
+
+
+def orthogonal_(matrix, gain=1.0):
+    """nn.init.orthogonal_ in any dtype: torch's QR has no 16-bit types."""
+    if matrix.dtype in (torch.float32, torch.float64):
+        return nn.init.orthogonal_(matrix, gain)
+    with torch.no_grad():
+        return matrix.copy_(nn.init.orthogonal_(torch.empty_like(matrix, dtype=torch.float32), gain))
 
 
 def ramp(hidden_size):
@@ -70,6 +78,7 @@ class RWKV7Attention(LinearMixer):
         self.num_heads = hidden_size // self.head_dim
         self.key_dim, self.value_dim = hidden_size, hidden_size if value_dim is None else value_dim
         self.head_v_dim, self.fuse_norm, self.num_hidden_layers = self.value_dim // self.num_heads, fuse_norm, num_hidden_layers
+        self.held += ("shift",)
         ranks = {"decay": decay_low_rank_dim or low_rank(hidden_size, 2.5, self.head_dim), "gate": gate_low_rank_dim or low_rank(hidden_size, 5),
                  "a": a_low_rank_dim or low_rank(hidden_size, 2.5, self.head_dim), "v": v_low_rank_dim or low_rank(hidden_size, 1.7, self.head_dim)}
         for name, rank in ranks.items():
@@ -102,11 +111,11 @@ class RWKV7Attention(LinearMixer):
         for name, power in (("r", 0.2), ("w", 0.9), ("k", 0.7), ("v", 0.7), ("a", 0.9), ("g", 0.2)):
             getattr(self, f"x_{name}").copy_((1.0 - part ** (power * early)).expand(1, 1, size))
         i = torch.arange(size, dtype=torch.float32)
-        line = i / (size - 1) - 0.5
+        line = i / max(1, size - 1) - 0.5
         middle = (self.head_dim - 1) / 2
-        zigzag = (i % self.head_dim - middle) / middle
+        zigzag = (i % self.head_dim - middle) / max(0.5, middle)
         zigzag = zigzag * zigzag.abs()
-        decay = -6 + 6 * (i / (size - 1)) ** (1 + late ** 0.3)
+        decay = -6 + 6 * (i / max(1, size - 1)) ** (1 + late ** 0.3)
         self.k_k.copy_(0.71 - 0.1 * line)
         self.k_a.fill_(1.02)
         self.r_k.fill_(-0.04)
@@ -119,9 +128,9 @@ class RWKV7Attention(LinearMixer):
             self.v_lora.lora[2].bias.copy_(0.73 - 0.4 * line)
         if self.g_norm.weight is not None:
             self.g_norm.weight.fill_(((self.layer_idx + 1) / layers) ** 0.7)
-        nn.init.orthogonal_(self.r_proj.weight)
-        nn.init.orthogonal_(self.k_proj.weight, gain=0.1)
-        nn.init.orthogonal_(self.v_proj.weight)
+        orthogonal_(self.r_proj.weight)
+        orthogonal_(self.k_proj.weight, gain=0.1)
+        orthogonal_(self.v_proj.weight)
         nn.init.zeros_(self.o_proj.weight)
 
     def forward(self, hidden_states, attention_mask=None, past_key_values=None, use_cache=False, output_attentions=False, v_first=None,
@@ -184,7 +193,7 @@ class RWKV7FeedForward(nn.Module):
         """The authors' start for a layer at this depth."""
         early = 1.0 - self.layer_idx / (self.num_hidden_layers or self.layer_idx + 1)
         self.x_k.copy_(1.0 - ramp(self.hidden_size) ** early ** 4)
-        nn.init.orthogonal_(self.key.weight)
+        orthogonal_(self.key.weight)
         nn.init.zeros_(self.value.weight)
 
     def forward(self, x, attention_mask=None, state=None, cu_seqlens=None, use_cache=True, **kwargs):
