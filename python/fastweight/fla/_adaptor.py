@@ -198,6 +198,7 @@ def call(name, entry, given):
         _checks.dropped(name, keywords, entry.keywords)
     for check in entry.checks:
         getattr(_checks, check)(name, a, keywords)
+    _checks.tensors(name, a, entry.renamed)
     if "transpose_state_layout" in entry.keywords and keywords.get("transpose_state_layout"):
         a["state_v_first"] = True
     found = _run(name, entry, a)

@@ -82,5 +82,8 @@ def by_chunks(run, tensors, state, cu_seqlens, size, tokens, empty):
         finals.append(now.float() if now.dtype != torch.float64 else now)
     if not pieces:  # no token at all
         pieces, starts = [run(tensors, states[0])[0]], []
+    o = torch.cat(pieces, 1)
+    if o.shape[1] < tokens:  # rows after the last sequence
+        o = torch.cat((o, o.new_zeros(o.shape[0], tokens - o.shape[1], *o.shape[2:])), 1)
     shape = states[0].unsqueeze(1)[:, :0]
-    return torch.cat(pieces, 1), torch.cat(finals), torch.stack(starts, 1) if starts else shape
+    return o, torch.cat(finals), torch.stack(starts, 1) if starts else shape

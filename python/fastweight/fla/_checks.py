@@ -7,6 +7,8 @@ chunk_gated_delta_product, states that are not float32 in chunk_gla, chunk_kda a
 """
 import warnings
 
+import torch
+
 # Arguments of other releases and of inner functions that fla's public ones take and drop. Dropped, the call would mean something else.
 ELSEWHERE = {
     "offsets": "cu_seqlens",
@@ -15,6 +17,17 @@ ELSEWHERE = {
     "ssm_state_indices": "fastweight.ops.<row>_step with state_indices=",
     "num_accepted_tokens": "fastweight.ops.<row>_step with state_indices=",
 }
+
+
+def tensors(name, given, renamed):
+    """q, k and v are tensors [B,T,H,...]; `renamed` as an Entry has it."""
+    spelled = {ours: theirs for theirs, ours in renamed.items()}
+    for word in "qkv":
+        found = given.get(word)
+        if not isinstance(found, torch.Tensor):
+            raise TypeError(f"{name}: {spelled.get(word, word)} is of type {type(found).__name__}, allowed torch.Tensor")
+        if found.ndim != 4:
+            raise ValueError(f"{name}: {spelled.get(word, word)} has shape {list(found.shape)}, allowed [B,T,H,...]")
 
 
 def dropped(name, keywords, known):

@@ -42,20 +42,25 @@ def _from_fla(thing):
 
 class Installation:
     """What install() did. `replaced`: names of fla that are ours now; `left`: {name: why it is fla's still}; `stands_in`: why fla
-    itself could not be imported, None when it could. As a context manager it undoes itself at the end."""
+    itself could not be imported, None when it could. As a context manager it undoes
+    itself at the end, unless it was in force when the install() of the `with` was called."""
 
     def __init__(self):
         self.replaced, self.left, self.stands_in = [], {}, None
         self._originals = {}  # id of fla's object: (fla's, ours)
         self._places = []     # (module, name, fla's, ours)
         self._asked_for = set()  # (module's name, name) that held ours before: imported from fastweight, and stay
+        self._is_again, self._blocks = False, []  # whether the last install() found this in force; the same of every `with` around
         self._put, self._kept = {}, {}  # entries of sys.modules: ours, and what was there
 
     def __enter__(self):
+        self._blocks.append(self._is_again)
+        self._is_again = False
         return self
 
     def __exit__(self, *error):
-        self.uninstall()
+        if not self._blocks.pop():
+            self.uninstall()
 
     def __str__(self):
         if self.stands_in is not None:
@@ -146,10 +151,12 @@ def install():
     (it needs triton), modules named fla, fla.ops, fla.modules and fla.layers that are fastweight's take its place; fla.models is
     not among them.
 
-    A second call finds what has been imported since and returns the same Installation. print(install()) reports.
+    A second call finds what has been imported since and returns the same Installation, which the end of a `with`
+    around that call leaves in force. print(install()) reports.
     """
     global _active
     found = _active or Installation()
+    found._is_again = _active is not None
     if found.stands_in is not None:
         return found
     if _active is None:

@@ -91,6 +91,23 @@ def test_as_a_context_manager(package):
     assert script.mine() == "kernel"
 
 
+def test_the_end_of_one_installation_leaves_an_earlier_one_in_force(package):
+    script = importlib.import_module("written_for_fla")
+    first = fastweight.fla.install()
+    with fastweight.fla.install() as second:
+        assert second is first
+        with fastweight.fla.install():
+            pass
+        assert script.mine is fla_ops.chunk_kda
+    assert script.mine is fla_ops.chunk_kda
+    with first:  # ends the first call itself
+        pass
+    assert script.mine() == "kernel"
+    with fastweight.fla.install():
+        assert script.mine is fla_ops.chunk_kda
+    assert script.mine() == "kernel"
+
+
 def test_field_133_without_fla(package):
     """fla cannot be imported: the program that imports it gets ours, and afterwards what was there."""
     (package / "fla/ops/__init__.py").write_text("import a_compiler_that_is_not_here\n")

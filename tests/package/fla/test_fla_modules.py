@@ -390,3 +390,13 @@ def test_half_precision_losses_are_summed_in_float32():
         assert abs(float(FusedLinearCrossEntropyLoss()(x, labels, head.weight, head.bias)) - truth) < 1e-5 * truth
         # what fla's test compares with: 2048 losses of about 8 added up in float16, whose steps are 16 by then
         assert abs(float(F.cross_entropy(logits, labels.view(-1))) - truth) > 1e-2 * truth
+
+
+def test_rows_after_the_last_sequence_do_not_matter_to_it():
+    x, cu_seqlens = torch.randn(1, 9, 2, 4), torch.tensor([0, 2, 7])
+    turn = rotary.RotaryEmbedding(4)
+    assert torch.equal(turn(x, x, cu_seqlens=cu_seqlens)[0][:, :7], turn(x[:, :7], x[:, :7], cu_seqlens=cu_seqlens)[0])
+    conv, flat = convolution.ShortConvolution(8, 3), x.flatten(2)
+    for of_all, of_seven in zip(conv(flat, cu_seqlens=cu_seqlens, output_final_state=True), conv(flat[:, :7], cu_seqlens=cu_seqlens, output_final_state=True)):
+        assert torch.equal(of_all if of_all.shape[0] == 2 else of_all[:, :7], of_seven)
+    assert torch.equal(token_shift.token_shift(flat, cu_seqlens)[:, :7], token_shift.token_shift(flat[:, :7], cu_seqlens))

@@ -261,3 +261,27 @@ def test_parallel_and_its_attentions(name, with_gate):
 
 def test_version_is_there():
     assert fastweight.__version__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_after_the_last_sequence_are_padding(name):
+    given = inputs(name, seed=2, B=1, T=19, cu=[0, 0, 5, 12], output_final_state=True, **plain(name))
+    cut = {word: x[:, :12] if isinstance(x, torch.Tensor) and x.shape[:2] == (1, 19) else x for word, x in given.items()}
+    ways = [{}] + [{"reverse": True}] * (name in REVERSED) + [{"return_intermediate_states": True}] * (name in ("chunk_kda", "chunk_gdn2"))
+    for more in ways:
+        with torch.no_grad():
+            found, wanted = function(name)(**given, **more), function(name)(**cut, **more)
+        assert found[0].shape[1] == 19 and not found[0][:, 12:].any(), more
+        near(found[0][:, :12], wanted[0], f"{name} o {more}")
+        near(found[1], wanted[1], f"{name} final_state {more}")
+
+
+def test_what_is_no_tensor_of_four_axes_is_named():
+    given = inputs("chunk_comba")
+    with pytest.raises(ValueError, match=r"chunk_comba: v has shape \[7, 2, 3\], allowed \[B,T,H,...\]"):
+        function("chunk_comba")(**{**given, "v": given["v"][0]})
+    with pytest.raises(TypeError, match="chunk_comba: k is of type NoneType, allowed torch.Tensor"):
+        function("chunk_comba")(**{**given, "k": None})
+    given = inputs("chunk_rwkv7")
+    with pytest.raises(TypeError, match="chunk_rwkv7: r is of type list, allowed torch.Tensor"):
+        function("chunk_rwkv7")(**{**given, "r": [1.0]})

@@ -74,9 +74,9 @@ def counts(x, cu_seqlens):
 
 
 def sequence_of_row(x, cu_seqlens):
-    """[T] int64: the sequence of each packed row."""
+    """[T] int64: the sequence of each packed row; rows after the last sequence count as its."""
     row = torch.arange(x.shape[1], device=x.device)
-    return torch.searchsorted(cu_seqlens.to(torch.int64), row, right=True) - 1
+    return (torch.searchsorted(cu_seqlens.to(torch.int64), row, right=True) - 1).clamp_max(cu_seqlens.shape[0] - 2)
 
 
 def positions(x, cu_seqlens, before):
