@@ -91,16 +91,15 @@ class Installation:
         self._places, self._put, self._kept, self._originals, self._asked_for = [], {}, {}, {}, set()
         _active = None if _active is self else _active
 
-    def _replace(self):
-        """Fills the table of originals and puts ours wherever one of them is held by a module."""
+    def _exchange(self, module_of):
+        """Fills the table of originals, out of the modules that module_of(name) gives, and puts ours wherever a module holds one."""
         if not self._places:
             self._asked_for = {(module.__name__, name) for module, name in _names_of({id(ours): ours for *_, ours in pairs()})}
         for path, name, ours in pairs():
             full = f"{path}.{name}"
             try:
-                module = importlib.import_module(path)
-                theirs = vars(module)[name]
-            except (ImportError, KeyError) as error:
+                theirs = vars(module_of(path))[name]
+            except Exception as error:  # whatever importing a part of fla raises
                 self.left[full] = f"fla has none ({type(error).__name__}: {error})"
                 continue
             if theirs is ours:
@@ -114,6 +113,9 @@ class Installation:
             theirs, ours = self._originals[id(vars(module)[name])]
             setattr(module, name, ours)
             self._places.append((module, name, theirs, ours))
+
+    def _replace(self):
+        self._exchange(importlib.import_module)
         for package in ("fla.ops", "fla.modules"):
             for name in getattr(sys.modules[package], "__all__", ()):
                 held = getattr(sys.modules[package], name, None)
@@ -132,6 +134,8 @@ class Installation:
                        if f"{name}.".startswith(package.__name__ + "."))
         root.ops, root.modules, root.layers = ops, modules, layers
         self._kept = {name: module for name, module in sys.modules.items() if name == "fla" or name.startswith("fla.")}
+        self._exchange(self._kept.__getitem__)  # for who holds something of a part that could be imported
+        self.left = {}
         for name in self._kept:
             del sys.modules[name]
         sys.modules.update(put)

@@ -34,7 +34,7 @@ FILES = {
 
 def forget():
     """Takes every module named fla, and the script, out of sys.modules; returns them."""
-    names = [name for name in sys.modules if name.partition(".")[0] in ("fla", "written_for_fla", "later")]
+    names = [name for name in sys.modules if name.partition(".")[0] in ("fla", "written_for_fla", "later", "holds")]
     return {name: sys.modules.pop(name) for name in names}
 
 
@@ -127,6 +127,23 @@ def test_field_133_without_fla(package):
     assert not [name for name in sys.modules if name.partition(".")[0] == "fla"]
     with pytest.raises(ModuleNotFoundError, match="a_compiler"):
         importlib.import_module("fla.ops")
+
+
+@pytest.mark.parametrize("error", ["import a_compiler_that_is_not_here", "raise RuntimeError('no driver')"])
+def test_a_part_of_fla_cannot_be_imported(package, error):
+    """What a script took from the part that can be imported is exchanged all the same, and put back."""
+    (package / "holds.py").write_text("from fla.ops.kda import chunk_kda as mine\n")
+    script = importlib.import_module("holds")
+    kernel = script.mine
+    assert kernel() == "kernel"
+    for name in [name for name in sys.modules if name.startswith("fla.modules")]:
+        del sys.modules[name]
+    (package / "fla/modules/__init__.py").write_text(error + "\n")
+    with fastweight.fla.install() as found:
+        assert found.stands_in and script.mine is fla_ops.chunk_kda and not found.left
+        from fla.modules import RMSNorm
+        assert RMSNorm is fastweight.fla.modules.RMSNorm
+    assert script.mine is kernel and sys.modules["fla.ops.kda"].chunk_kda is kernel
 
 
 def test_names_of_modules_and_functions():
