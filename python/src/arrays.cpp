@@ -407,11 +407,27 @@ int torch_num_threads() {
 }
 
 void tell_written(PyObject *x) {
-  const Torch *torch = torch_if_loaded();
-  if (torch == nullptr || !PyObject_TypeCheck(x, reinterpret_cast<PyTypeObject *>(torch->tensor))) return;
-  const nb::object done = nb::steal(PyObject_Vectorcall(torch->increment_version, &x, 1, nullptr));
+  if (!is_torch(x)) return;
+  const nb::object done = nb::steal(PyObject_Vectorcall(torch_if_loaded()->increment_version, &x, 1, nullptr));
   if (!done.is_valid()) PyErr_Clear();  // a tensor of inference mode has no version
 }
+
+// One call where this torch takes several tensors.
+void tell_all_written(const nb::list &torch_tensors) {
+  if (torch_tensors.size() == 0) return;
+  PyObject *const argument = torch_tensors.ptr();
+  const nb::object done = nb::steal(PyObject_Vectorcall(torch_if_loaded()->increment_version, &argument, 1, nullptr));
+  if (done.is_valid()) return;
+  PyErr_Clear();
+  for (const nb::handle x : torch_tensors) tell_written(x.ptr());
+}
+
+bool is_torch(PyObject *x) {
+  const Torch *torch = torch_if_loaded();
+  return torch != nullptr && PyObject_TypeCheck(x, reinterpret_cast<PyTypeObject *>(torch->tensor));
+}
+
+bool has_memory_at(PyObject *x, const void *data) { return is_torch(x) && pointer_of_torch(x) == data; }
 
 bool is_torch_watching() {
   static PyObject *const level_name = PyUnicode_InternFromString("_current_level");

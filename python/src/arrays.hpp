@@ -43,6 +43,10 @@ fw_dtype read_dtype(const Place &place, PyObject *x);
 int torch_num_threads();
 // x was written: autograd then refuses a backward that would read what was there before. Nothing for other objects.
 void tell_written(PyObject *x);
+void tell_all_written(const nb::list &torch_tensors);
+bool is_torch(PyObject *x);
+// Whether x is a torch tensor whose memory begins at `data`; the cost of one of the six questions of read_array.
+bool has_memory_at(PyObject *x, const void *data);
 // Whether torch has to see every operator of this thread: a trace (torch.jit.trace, make_fx), a dispatch mode, forward-mode
 // derivatives.
 bool is_torch_watching();

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include "chain.hpp"
 #include "context.hpp"
 #include "opaque.hpp"
 #include "operations.hpp"
@@ -64,11 +65,19 @@ NB_MODULE(_core, module) {
   nb::class_<Plan>(module, "Plan",
       "A call with everything fixed but the data; made by fastweight.ops.plan. Call it with new tensors of the same types,\n"
       "shapes and strides, in the order of the function; tensors that were given by keyword stay until others are given.")
-      .def(nb::init<const Verb &, const nb::tuple &>(), nb::keep_alive<1, 2>())
+      .def(nb::init<const Verb &, const nb::tuple &, const nb::object &>(), nb::keep_alive<1, 2>(), nb::arg("verb"), nb::arg("values"),
+           nb::arg("out") = nb::none())
       .def("__call__", &Plan::call)
       .def("explain", &Plan::explain, "Which implementation runs, one line a candidate, the chosen one marked with *.")
       .def_prop_ro("names", &Plan::names, "The tensors of the plan, in order.")
       .def("__repr__", &Plan::repr);
+
+  nb::class_<Chain>(module, "Chain",
+      "Plans and copies that run one after the other as one call; made by fastweight.ops.chain. Call it with new tensors of the\n"
+      "same types, shapes and strides as those that it was made with, in their order.")
+      .def(nb::init<const nb::tuple &, const nb::tuple &>())
+      .def("__call__", &Chain::call)
+      .def("__repr__", &Chain::repr);
 
   module.def("state_import", &state_import, nb::arg("state").none(), nb::arg("state_layout") = "kv", nb::arg("dtype") = nb::none(),
              "A state in the library's own layout, [slots,HV,E], from [slots,HV,K,V] (state_layout \"kv\") or [slots,HV,V,K] (\"vk\").\n\n"

@@ -242,19 +242,20 @@ nb::object Verb::explain(const Filled &filled) const {
 // grads: nullptr, or the descriptor of gradients: then backward runs.
 void Verb::run(const Filled &filled, const void *grads, void *workspace, uint64_t size) const {
   fw_context *context = filled.context->get();
-  const bool checks_values = operation_->options_offset != 0 &&
-      (*reinterpret_cast<const uint32_t *>(filled.desc + operation_->options_offset) & FW_CHECK_VALUES) != 0;
   fw_status status = FW_OK;
   {
     nb::gil_scoped_release released;
-    if (grads != nullptr) {
-      status = operation_->backward(context, filled.desc, grads, workspace, size);
-    } else {
-      if (checks_values) status = operation_->check(context, filled.desc, direction_);
-      if (status == FW_OK) status = operation_->run(context, filled.desc, direction_, workspace, size);
-    }
+    status = grads != nullptr ? operation_->backward(context, filled.desc, grads, workspace, size)
+                              : run_unlocked(context, filled, workspace, size);
   }
   check_status(status);
+}
+
+fw_status Verb::run_unlocked(fw_context *context, const Filled &filled, void *workspace, uint64_t size) const {
+  const bool checks_values = operation_->options_offset != 0 &&
+      (*reinterpret_cast<const uint32_t *>(filled.desc + operation_->options_offset) & FW_CHECK_VALUES) != 0;
+  const fw_status status = checks_values ? operation_->check(context, filled.desc, direction_) : FW_OK;
+  return status == FW_OK ? operation_->run(context, filled.desc, direction_, workspace, size) : status;
 }
 
 void Verb::run_with_scratch(const Filled &filled, const void *grads, uint64_t bytes) const {
@@ -290,9 +291,36 @@ nb::object Verb::call(const nb::tuple &values) const {
   return results;
 }
 
-Plan::Plan(const Verb &verb, const nb::tuple &values) : verb_(&verb) {
+void check_same(const Place &place, const char *made, const fw_tensor &found, const fw_tensor &prepared) {
+  const auto refuse = [&](const std::string &what, const std::string &made_for) {
+    throw_value_error(place, "has " + what + "the " + made + " was made for" + made_for);
+  };
+  if (found.dtype != prepared.dtype) refuse("another dtype than ", "");
+  bool is_same = found.ndim == prepared.ndim;
+  for (int32_t i = 0; is_same && i < found.ndim; ++i) is_same = found.shape[i] == prepared.shape[i];
+  if (!is_same) refuse("shape " + sizes_text(found.shape, found.ndim) + ", ", " " + sizes_text(prepared.shape, prepared.ndim));
+  for (int32_t i = 0; i < found.ndim; ++i) {
+    if (found.shape[i] > 1 && found.strides[i] != prepared.strides[i]) {
+      refuse("strides " + sizes_text(found.strides, found.ndim) + ", ", " " + sizes_text(prepared.strides, prepared.ndim));
+    }
+  }
+}
+
+OneCall::OneCall(std::atomic<bool> *flag, const char *label, const char *made) : flag_(flag) {
+  if (flag->exchange(true)) throw std::runtime_error(std::string(label) + ": this " + made + " is running in another thread");
+}
+
+Plan::Plan(const Verb &verb, const nb::tuple &values, const nb::object &out) : verb_(&verb), out_(out) {
   verb.fill(values, &filled_);
   verb.check_grad(filled_);
+  if (!out.is_none()) {
+    if (verb.result_size_ != 1) throw nb::value_error((verb.label_ + ": out is given, allowed for functions with one result").c_str());
+    fw_tensor &view = filled_.at<fw_tensor>(verb.operation_->outputs[0].offset);
+    const Reading reading = read_array({verb.label_text(), "out"}, out.ptr(), true, &view, &out_kept_);
+    if (reading.device != filled_.at<fw_device>(verb.operation_->device_offset)) {
+      throw_value_error({verb.label_text(), "out"}, "is on another device than the tensors");
+    }
+  }
   filled_.is_explain = false;
   for (size_t i = 0; i < verb.arguments_.size(); ++i) {
     nb::object value = nb::borrow(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)));
@@ -309,31 +337,13 @@ void Plan::bind(Slot *slot, nb::object value, Filled *filled) {
   fw_tensor found = {};
   verb_->read_tensor(argument, value.ptr(), filled, &found);
   fw_tensor &prepared = filled->at<fw_tensor>(argument.field->offset);
-  if (found.dtype != prepared.dtype) throw_value_error(place, "has another dtype than the plan was made for");
-  bool is_same = found.ndim == prepared.ndim;
-  for (int32_t i = 0; is_same && i < found.ndim; ++i) is_same = found.shape[i] == prepared.shape[i];
-  if (!is_same) {
-    throw_value_error(place, "has shape " + sizes_text(found.shape, found.ndim) + ", the plan was made for " +
-                                 sizes_text(prepared.shape, prepared.ndim));
-  }
-  for (int32_t i = 0; i < found.ndim; ++i) {
-    if (found.shape[i] > 1 && found.strides[i] != prepared.strides[i]) {
-      throw_value_error(place, "has strides " + sizes_text(found.strides, found.ndim) + ", the plan was made for " +
-                                   sizes_text(prepared.strides, prepared.ndim));
-    }
-  }
+  check_same(place, "plan", found, prepared);
   prepared.data = found.data;
   slot->current = std::move(value);
 }
 
 nb::object Plan::call(const nb::args &tensors, const nb::kwargs &others) {
-  struct Busy {
-    std::atomic<bool> &flag;
-    bool is_mine;
-    explicit Busy(std::atomic<bool> &f) : flag(f), is_mine(!f.exchange(true)) {}
-    ~Busy() { if (is_mine) flag.store(false); }
-  } busy(is_busy_);
-  if (!busy.is_mine) throw std::runtime_error(verb_->label_ + ": this plan is running in another thread");
+  const OneCall alone(&is_busy_, verb_->label_text(), "plan");
   if (tensors.size() != n_positional_) {
     throw nb::type_error((verb_->label_ + ": the plan takes " + std::to_string(n_positional_) + " tensors without a name, found " +
                           std::to_string(tensors.size())).c_str());
@@ -357,8 +367,9 @@ nb::object Plan::call(const nb::args &tensors, const nb::kwargs &others) {
   }
   if (n_used != others.size()) throw nb::type_error((verb_->label_ + ": a name is given that the plan has no tensor for").c_str());
   verb_->check_grad(filled_);
-  nb::object results = verb_->allocate_outputs(&filled_);
+  nb::object results = out_.is_none() ? verb_->allocate_outputs(&filled_) : out_;
   verb_->run(filled_, nullptr, workspace_.data(), workspace_.size());
+  if (!out_.is_none()) tell_written(out_.ptr());
   for (const Slot &slot : slots_) {
     if (filled_.is_torch && is_written(verb_->arguments_[slot.argument])) tell_written(slot.current.ptr());
   }

@@ -34,7 +34,6 @@ struct Filled {
     return *reinterpret_cast<T *>(desc + offset);
   }
 
-
   alignas(8) unsigned char desc[kMaxDescriptor];
   std::shared_ptr<Context> context;
   std::vector<nb::object> kept;
@@ -71,6 +70,7 @@ class Verb {
 
  private:
   friend class Plan;
+  friend class Chain;
   void fill(const nb::tuple &values, Filled *filled) const;
   void read_tensor(const Argument &argument, PyObject *value, Filled *filled, fw_tensor *view) const;
   void set_number(const Argument &argument, PyObject *value, Filled *filled) const;
@@ -83,6 +83,7 @@ class Verb {
   nb::object explain(const Filled &filled) const;
   const char *label_text() const { return label_.c_str(); }
   void run(const Filled &filled, const void *grads, void *workspace, uint64_t size) const;
+  fw_status run_unlocked(fw_context *context, const Filled &filled, void *workspace, uint64_t size) const;  // needs no GIL
   void run_with_scratch(const Filled &filled, const void *grads, uint64_t bytes) const;
 
   const Operation *operation_;
@@ -94,17 +95,33 @@ class Verb {
   int result_size_;
 };
 
+// Throws ValueError unless a tensor has the type, shape and strides of the one that something was made for; `made` names that.
+void check_same(const Place &place, const char *made, const fw_tensor &found, const fw_tensor &prepared);
+
+// Throws RuntimeError while another one of the same flag lives: "<label>: this <made> is running in another thread".
+class OneCall {
+ public:
+  OneCall(std::atomic<bool> *flag, const char *label, const char *made);
+  ~OneCall() { flag_->store(false); }
+  OneCall(const OneCall &) = delete;
+  OneCall &operator=(const OneCall &) = delete;
+
+ private:
+  std::atomic<bool> *flag_;
+};
+
 // Everything is checked when the plan is made; a call brings tensors of the same type, shape and strides. Tensors given
-// by keyword when it was made stay until others are given. One call at a time.
+// by keyword when it was made stay until others are given. With `out` (not None) the result goes there. One call at a time.
 class Plan {
  public:
-  Plan(const Verb &verb, const nb::tuple &values);
+  Plan(const Verb &verb, const nb::tuple &values, const nb::object &out);
   nb::object call(const nb::args &tensors, const nb::kwargs &others);
   std::string explain() const;
   std::string repr() const;
   nb::tuple names() const;
 
  private:
+  friend class Chain;
   struct Slot {
     size_t argument;     // of the verb
     nb::object current;  // the tensor
@@ -115,6 +132,8 @@ class Plan {
   Filled filled_;
   std::vector<Slot> slots_;
   size_t n_positional_ = 0;
+  nb::object out_;  // None: a new result each call
+  std::vector<nb::object> out_kept_;
   std::vector<unsigned char> workspace_;
   std::atomic<bool> is_busy_{false};
 };

@@ -57,7 +57,7 @@ void parallel_items(const fw_context &context, int64_t n_items, F &&f) {
   parallel_slots(context, n_items < context.n_threads ? n_items : context.n_threads, body);
 }
 
-// As parallel_items, but a slot's items are a range that follows from n_items and the number of threads: memory that an item
+// f(slot, begin, end): a slot's items are one range that follows from n_items and the number of threads. Memory that an item
 // left in a core's cache is there when the next call comes to the same item.
 template <class F>
 void parallel_ranges(const fw_context &context, int64_t n_items, F &&f) {
@@ -65,7 +65,7 @@ void parallel_ranges(const fw_context &context, int64_t n_items, F &&f) {
   auto body = [&](int64_t slot) {
     const int64_t rest = n_items % n_slots, size = n_items / n_slots;
     const int64_t begin = slot * size + (slot < rest ? slot : rest), end = begin + size + (slot < rest ? 1 : 0);
-    for (int64_t item = begin; item < end; ++item) f(slot, item);
+    f(slot, begin, end);
   };
   parallel_slots(context, n_slots, body);
 }

@@ -37,7 +37,7 @@ def test_every_operation_of_the_headers_has_a_function():
     assert {entry.operation for entry in NEIGHBOURS.values() if entry.step_keywords} == with_step
     expected = {name + end for name in ROWS for end in ("", "_step")} | set(NEIGHBOURS) | {name + "_step" for name in with_step}
     assert set(FUNCTIONS) == expected
-    assert set(ops.__all__) == expected | {"Plan", "plan", "state_export", "state_import"}
+    assert set(ops.__all__) == expected | {"Chain", "Plan", "chain", "plan", "state_export", "state_import"}
 
 
 @pytest.mark.parametrize("op", [name for name in ROWS if name != "by_axes"])

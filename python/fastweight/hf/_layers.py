@@ -5,7 +5,6 @@ Each stands in for a forward of transformers that it was compared with, known by
 does not take (`_refusal`) goes to that stock forward, which calls the functions of _functions.py.
 """
 import functools
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,42 +19,35 @@ from ._places import is_functional, refusal
 
 
 @dataclass(slots=True)
-class Projected:
-    """What a layer projects from its input: mixed [B,T,H*K + H*K + HV*V] before the convolution; z [B,T,..,V], heads in any shape."""
+class Parts:
+    """Views of what a layer projects: `mixed` holds q, k and v in that order, each [B,T,...]; z [B,T,..,V], g and beta with their
+    heads in any shape."""
 
-    mixed: torch.Tensor
+    mixed: tuple[torch.Tensor, ...]
     z: torch.Tensor
     g: torch.Tensor
     beta: torch.Tensor
-    a_log: torch.Tensor
-    dt_bias: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Layer:
     """A kind of layer: its projections, its row, and the names of its gated norm and last projection."""
 
-    project: Callable  # (layer, hidden [B,T,hidden_size]) -> Projected
+    project: Callable  # (layer, hidden [B,T,hidden_size]) -> the outputs of its projections
+    split: Callable  # (layer, these outputs) -> Parts
+    gates: Callable  # layer -> the parameters that become a_log [HV] and dt_bias [HV,*gate_shape]
     sizes: Callable  # layer -> H, HV, K, V
     row: Callable
     step: Callable
     norm: str
     output: str
+    gate_shape: Callable = lambda layer: ()  # noqa: E731, of g behind its heads
     beta_input: Callable = lambda layer: "sigmoid"  # noqa: E731
 
 
 def _cached(function):
     """A function with an lru_cache, without it where torch.compile traces: the trace would warn of it and ignore it."""
     return function.__wrapped__ if torch.compiler.is_compiling() else function
-
-
-@functools.lru_cache(maxsize=64)
-def _orders(groups, key_units, value_units, in_group, device):
-    """Where q, then k, then v units stand in rows of `groups` times (q, k, v, z); and all beta, then all g in (beta, g) by group."""
-    unit = torch.arange(groups * 2 * (key_units + value_units), device=device).view(groups, -1)
-    q, k, v, _ = unit.split((key_units, key_units, value_units, value_units), 1)
-    beta, g = torch.arange(groups * 2 * in_group, device=device).view(groups, 2, in_group).unbind(1)
-    return torch.cat((q.flatten(), k.flatten(), v.flatten())), torch.cat((beta.flatten(), g.flatten()))
 
 
 def _grouped_sizes(layer):
@@ -66,52 +58,71 @@ def _float32(x):
     return x if x.dtype is torch.float32 else x.float()
 
 
-def qwen3_next(layer, hidden):
+def project_qwen3_next(layer, hidden):
+    return layer.in_proj_qkvz(hidden), layer.in_proj_ba(hidden)
+
+
+def split_qwen3_next(layer, outputs):
     """q, k, v and z interleaved by key head in one projection, beta and g in another."""
-    B, T, _ = hidden.shape
+    qkvz, ba = outputs
+    B, T, _ = qkvz.shape
     groups, heads, K, V = _grouped_sizes(layer)
-    in_group, unit = heads // groups, math.gcd(K, V)
-    qkv, gates = _cached(_orders)(groups, K // unit, in_group * V // unit, in_group, hidden.device)
-    qkvz = layer.in_proj_qkvz(hidden).contiguous()
-    mixed = qkvz.view(B, T, -1, unit).index_select(2, qkv).view(B, T, -1)
-    z = qkvz.view(B, T, groups, -1).narrow(3, 2 * K + in_group * V, in_group * V).view(B, T, groups, in_group, V)
-    beta, g = layer.in_proj_ba(hidden).index_select(2, gates).split_with_sizes((heads, heads), 2)
-    return Projected(mixed, z, g, beta, _float32(layer.A_log), _float32(layer.dt_bias))
+    in_group = heads // groups
+    q, k, v, z = qkvz.view(B, T, groups, -1).split_with_sizes((K, K, in_group * V, in_group * V), 3)
+    beta, g = ba.view(B, T, groups, 2, in_group).unbind(3)
+    return Parts((q, k, v), z.view(B, T, groups, in_group, V), g, beta)
 
 
-def qwen3_5(layer, hidden):
-    """One projection for q, k, v in that order, one each for z, beta and g."""
-    z = layer.in_proj_z(hidden).view(*hidden.shape[:2], -1, layer.head_v_dim)
-    return Projected(layer.in_proj_qkv(hidden), z, layer.in_proj_a(hidden), layer.in_proj_b(hidden), _float32(layer.A_log),
-                     _float32(layer.dt_bias))
+def project_qwen3_5(layer, hidden):
+    return layer.in_proj_qkv(hidden), layer.in_proj_z(hidden), layer.in_proj_a(hidden), layer.in_proj_b(hidden)
 
 
-def olmo_hybrid(layer, hidden):
-    """A projection for each of q, k, v, gate, beta and g."""
-    mixed = torch.cat((layer.q_proj(hidden), layer.k_proj(hidden), layer.v_proj(hidden)), -1)
-    z = layer.g_proj(hidden).view(*hidden.shape[:2], -1, layer.head_v_dim)
-    return Projected(mixed, z, layer.a_proj(hidden), layer.b_proj(hidden), _float32(layer.A_log), _float32(layer.dt_bias))
+def split_qwen3_5(layer, outputs):
+    """One projection for q, k, v in that order, one each for z, g and beta."""
+    mixed, z, g, beta = outputs
+    return Parts((mixed,), z.view(*z.shape[:2], -1, layer.head_v_dim), g, beta)
 
 
-def kimi_linear(layer, hidden):
-    """A projection for each of q, k, v and beta; low-rank ones for the gate of each key channel and for the output's."""
-    heads = (*hidden.shape[:2], -1, layer.head_dim)
+def project_olmo_hybrid(layer, hidden):
+    return (layer.q_proj(hidden), layer.k_proj(hidden), layer.v_proj(hidden), layer.g_proj(hidden), layer.a_proj(hidden),
+            layer.b_proj(hidden))
+
+
+def split_olmo_hybrid(layer, outputs):
+    """A projection for each of q, k, v, z, g and beta."""
+    *mixed, z, g, beta = outputs
+    return Parts(tuple(mixed), z.view(*z.shape[:2], -1, layer.head_v_dim), g, beta)
+
+
+def project_kimi_linear(layer, hidden):
     forget = layer.forget_gate
-    mixed = torch.cat((layer.q_proj(hidden), layer.k_proj(hidden), layer.v_proj(hidden)), -1)
-    g = forget.f_b_proj(forget.f_a_proj(hidden)).view(heads)
-    z = layer.g_b_proj(layer.g_a_proj(hidden)).view(heads)
-    return Projected(mixed, z, g, layer.b_proj(hidden), _float32(forget.A_log).view(-1),
-                     _float32(forget.dt_bias).view(-1, layer.head_dim))
+    return (layer.q_proj(hidden), layer.k_proj(hidden), layer.v_proj(hidden), layer.g_b_proj(layer.g_a_proj(hidden)),
+            forget.f_b_proj(forget.f_a_proj(hidden)), layer.b_proj(hidden))
 
 
-SCALAR_GATE: dict[str, Any] = {"sizes": _grouped_sizes, "row": ops.gated_delta_rule, "step": ops.gated_delta_rule_step}
+def split_kimi_linear(layer, outputs):
+    """A projection for each of q, k, v and beta; low-rank ones for the gate of each key channel and for the output's."""
+    *mixed, z, g, beta = outputs
+    heads = (*z.shape[:2], -1, layer.head_dim)
+    return Parts(tuple(mixed), z.view(heads), g.view(heads), beta)
+
+
+def _parameter(module, name):
+    """getattr, without the lookups of nn.Module where nothing stands in for the parameter."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
+
+
+SCALAR_GATE: dict[str, Any] = {"gates": lambda layer: (_parameter(layer, "A_log"), _parameter(layer, "dt_bias")), "sizes": _grouped_sizes, "row": ops.gated_delta_rule,
+                               "step": ops.gated_delta_rule_step}
 LAYERS = {
-    "qwen3_next": Layer(qwen3_next, **SCALAR_GATE, norm="norm", output="out_proj"),
-    "qwen3_5": Layer(qwen3_5, **SCALAR_GATE, norm="norm", output="out_proj"),
-    "olmo_hybrid": Layer(olmo_hybrid, **SCALAR_GATE, norm="o_norm", output="o_proj",
+    "qwen3_next": Layer(project_qwen3_next, split_qwen3_next, **SCALAR_GATE, norm="norm", output="out_proj"),
+    "qwen3_5": Layer(project_qwen3_5, split_qwen3_5, **SCALAR_GATE, norm="norm", output="out_proj"),
+    "olmo_hybrid": Layer(project_olmo_hybrid, split_olmo_hybrid, **SCALAR_GATE, norm="o_norm", output="o_proj",
                          beta_input=lambda layer: "sigmoid_twice" if layer.allow_neg_eigval else "sigmoid"),
-    "kimi_linear": Layer(kimi_linear, lambda layer: (layer.num_heads, layer.num_heads, layer.head_dim, layer.head_dim), ops.kda, ops.kda_step,
-                         norm="o_norm", output="o_proj"),
+    "kimi_linear": Layer(project_kimi_linear, split_kimi_linear, lambda layer: (layer.forget_gate.A_log, layer.forget_gate.dt_bias),
+                         lambda layer: (layer.num_heads, layer.num_heads, layer.head_dim, layer.head_dim), ops.kda, ops.kda_step,
+                         norm="o_norm", output="o_proj", gate_shape=lambda layer: (layer.head_dim,)),
 }
 
 
@@ -163,66 +174,105 @@ def _heads(mixed, sizes):
     return q.view(B, T, H, K), k.view(B, T, H, K), v.view(B, T, HV, V)
 
 
-def _options(layer, kind):
-    return {"qk_norm": "l2", "gate_input": "softplus", "beta_input": kind.beta_input(layer)}
+def _options(layer, kind, gates):
+    a_log, dt_bias = gates
+    return {"a_log": a_log.view(-1), "dt_bias": dt_bias.view(a_log.numel(), *kind.gate_shape(layer)), "qk_norm": "l2",
+            "gate_input": "softplus", "beta_input": kind.beta_input(layer)}
+
+
+def _gate_shape(layer, kind, parts):
+    """Of g as the row takes it; beta's is its first three."""
+    return (*parts.beta.shape[:2], kind.sizes(layer)[1], *kind.gate_shape(layer))
 
 
 class Decoder:
-    """One token at a time on the two states of one cache layer, through plans; made anew when a tensor of it is another."""
+    """One token at a time on the two states of one cache layer, through a chain; made anew when a tensor of it is another."""
 
-    def __init__(self, layer, kind, hidden, cache, found):
+    def __init__(self, layer, kind, hidden, cache, outputs):
         store = cache.layers[layer.layer_idx]
         self.layer, self.cache_type, self.shape, self.dtype = weakref.ref(layer), type(cache), hidden.shape, hidden.dtype
-        self.window, self.state, self.sizes = store.conv_states[0], store.recurrent_states[0], kind.sizes(layer)
-        self.oldest, self.second, rest = self.window[..., 0], self.window[..., 1], self.window[..., 1:]
-        weight, norm = layer.conv1d.weight, getattr(layer, kind.norm)
-        self.key, self.norm_name = self.key_of(found, weight, layer.conv1d.bias), kind.norm
-        # tensors of the calls that the plans are made of are given again at every call, but for the states
-        self.conv = ops.plan(ops.short_conv_step, found.mixed, weight.squeeze(1), state=rest, bias=layer.conv1d.bias, activation="silu")
-        self.step = ops.plan(kind.step, *_heads(found.mixed, self.sizes), found.g, found.beta, state=self.state, a_log=found.a_log,
-                             dt_bias=found.dt_bias, **_options(layer, kind))
-        self.norm = self.norm_dtype = None
-        if is_ours(norm):
-            self.norm_dtype, self.z_stride = norm.weight.dtype, found.z.stride()
-            self.norm = ops.plan(ops.rms_norm, torch.empty(found.z.shape, dtype=found.z.dtype), norm.weight, gate=found.z,
-                                 gate_activation=activation_of(norm), eps=norm.variance_epsilon)
+        self.flat = (*hidden.shape[:2], -1)
+        self.window, self.state, self.kind = store.conv_states[0], store.recurrent_states[0], kind
+        norm = getattr(layer, kind.norm)
+        self.has_norm = is_ours(norm)
+        parts, parameters = kind.split(layer, outputs), self.parameters(layer)
+        weight, bias, gates = parameters[0].squeeze(1), layer.conv1d.bias, parameters[1:3]
+        steps = []
 
-    @staticmethod
-    def key_of(found, weight, bias):
-        """What the plans of the convolution and of the step were made for, beside sizes."""
-        g, beta = found.g, found.beta
-        return found.mixed.dtype, g.dtype, g.stride(), beta.dtype, beta.stride(), weight.dtype, weight.stride(), bias is None or bias.dtype
+        def dense(shape, *pieces):
+            """The pieces one after the other as a tensor of that shape: a view of a single one where there is one, else a copy."""
+            if len(pieces) == 1 and (view := _viewed(pieces[0], shape)) is not None:
+                return view
+            made, at = torch.empty(shape, dtype=pieces[0].dtype), 0
+            for piece in pieces:
+                size = piece[0, 0].numel()
+                steps.append((made.view(*shape[:2], -1)[..., at:at + size].view(piece.shape), piece))
+                at += size
+            return made
+
+        x = dense((*hidden.shape[:2], weight.shape[0]), *parts.mixed)
+        shape = _gate_shape(layer, kind, parts)
+        g, beta = dense(shape, parts.g), dense(shape[:3], parts.beta)
+        mixed = torch.empty_like(x)
+        # the window keeps W rows where W - 1 are read; the oldest moves along so that it stays what transformers stores
+        steps.append((self.window[..., 0], self.window[..., 1]))
+        steps.append(ops.plan(ops.short_conv_step, x, weight, state=self.window[..., 1:], bias=bias, activation="silu", out=mixed))
+        q, k, v = _heads(mixed, kind.sizes(layer))
+        o = torch.empty_like(v, memory_format=torch.contiguous_format) if self.has_norm else None
+        steps.append(ops.plan(kind.step, q, k, v, g, beta, state=self.state, out=o, **_options(layer, kind, gates)))
+        if o is not None:
+            steps.append(ops.plan(ops.rms_norm, o.view(parts.z.shape), norm.weight, gate=parts.z, gate_activation=activation_of(norm),
+                                  eps=norm.variance_epsilon))
+        self.chain = ops.chain(steps, (*outputs, *parameters))
+
+    def parameters(self, layer):
+        """What the chain reads beside the outputs of the projections; a call may find other tensors there."""
+        modules = layer._modules
+        conv1d, (a_log, dt_bias) = modules["conv1d"], self.kind.gates(layer)
+        found = [_parameter(conv1d, "weight"), _float32(a_log), _float32(dt_bias)]
+        if (bias := _parameter(conv1d, "bias")) is not None:
+            found.append(bias)
+        if self.has_norm:
+            found.append(_parameter(modules[self.kind.norm], "weight"))
+        return found
 
     def fits(self, layer, hidden, cache, store):
         return (self.layer() is layer and store.conv_states[0] is self.window and store.recurrent_states[0] is self.state and store.has_previous_state[0]
                 and not store.record_past and hidden.shape == self.shape and hidden.dtype is self.dtype and type(hidden) is torch.Tensor
                 and type(cache) is self.cache_type)
 
-    def __call__(self, layer, found):
-        """The gated norm of o, in z's shape; None when the projections are not what the plans were made for: nothing is written then."""
-        conv1d = layer.conv1d
-        weight, bias = conv1d.weight, conv1d.bias
-        if self.key_of(found, weight, bias) != self.key:
+    def __call__(self, layer, outputs):
+        """The gated norm of o, [B,1,..,V]; None when the tensors are not what the chain was made for: nothing is written then."""
+        norm = layer._modules[self.kind.norm]
+        if is_ours(norm) is not self.has_norm:
             return None
-        self.oldest.copy_(self.second)
-        mixed = self.conv(found.mixed, weight.squeeze(1)) if bias is None else self.conv(found.mixed, weight.squeeze(1), bias=bias)
-        q, k, v = _heads(mixed, self.sizes)
-        o = self.step(q, k, v, found.g, found.beta, a_log=found.a_log, dt_bias=found.dt_bias).view(found.z.shape)
-        norm = getattr(layer, self.norm_name)
-        if self.norm_dtype is not None and is_ours(norm) and norm.weight.dtype is self.norm_dtype and found.z.stride() == self.z_stride:
-            return self.norm(o, norm.weight, gate=found.z)
-        return norm(o, found.z)
+        try:
+            found = self.chain(*outputs, *self.parameters(layer))
+        except ValueError:
+            return None
+        if self.has_norm:
+            return found
+        z = self.kind.split(layer, outputs).z
+        return norm(found.view(z.shape), z)
+
+
+def _viewed(x, shape):
+    try:
+        return x.view(shape)
+    except RuntimeError:
+        return None
 
 
 UNUSUAL = {"cu_seq_lens_q", "seq_idx", "cache_params"}
 _decoders: weakref.WeakKeyDictionary[Any, Decoder] = weakref.WeakKeyDictionary()  # by cache layer; it ends with the cache
 
 
-def _prepare(layer, kind, hidden, cache, found):
-    """After one token by the general path: plans for the next ones."""
+def _prepare(layer, kind, hidden, cache, outputs):
+    """After one token by the general path: a chain for the next ones."""
     if cache is None or hidden.shape[1] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return
-    _decoders[cache.layers[layer.layer_idx]] = Decoder(layer, kind, hidden, cache, found)
+    if len({x.dtype for x in outputs}) == 1:
+        _decoders[cache.layers[layer.layer_idx]] = Decoder(layer, kind, hidden, cache, outputs)
 
 
 def _decoder_of(layer, hidden, cache):
@@ -249,19 +299,23 @@ def _convolve(layer, x, cache, cu):
     return ops.short_conv(x, weight, bias=bias, activation="silu", initial_state=before, cu_seqlens=cu)[0]
 
 
-def _remember(layer, kind, found, mixed, cache, cu):
+def _remember(layer, kind, parts, mixed, cache, cu):
     """mixed [B,T,D] after the convolution -> o [B,T,HV,V] after the state in the cache, which goes on."""
-    operands = (*_heads(mixed, kind.sizes(layer)), found.g, found.beta)
-    options = {"a_log": found.a_log, "dt_bias": found.dt_bias, **_options(layer, kind)}
-    index = layer.layer_idx
+    shape, gates = _gate_shape(layer, kind, parts), [_float32(x) for x in kind.gates(layer)]
+    operands = (*_heads(mixed, kind.sizes(layer)), parts.g.reshape(shape), parts.beta.reshape(shape[:3]))
+    options, index = _options(layer, kind, gates), layer.layer_idx
     state = None if cache is None else cache.get_recurrent_state(index, state_idx=0)
-    if state is not None and mixed.shape[1] == 1 and not is_functional(*operands, state, found.a_log, found.dt_bias):
-        o = kind.step(*operands, state=state, **options)
-        return o
+    if state is not None and mixed.shape[1] == 1 and not is_functional(*operands, state, *gates):
+        return kind.step(*operands, state=state, **options)
     o, final_state = kind.row(*operands, initial_state=state, output_final_state=cache is not None, cu_seqlens=cu, **options)
     if cache is not None:
         cache.update_recurrent_state(final_state if cu is None else final_state[-1:], index)
     return o
+
+
+def _joined(pieces):
+    """[B,T,...] each -> [B,T,D]."""
+    return pieces[0] if len(pieces) == 1 else torch.cat([x.flatten(2) for x in pieces], 2)
 
 
 def layer_forward(kind):
@@ -269,17 +323,16 @@ def layer_forward(kind):
     def make(place):
         @functools.wraps(place.stock)
         def forward(self, hidden_states, cache=None, attention_mask=None, **kwargs):
-            found = normed = None
-            decoder = None if kwargs.keys() & UNUSUAL or attention_mask is not None else _decoder_of(self, hidden_states, cache)
-            if decoder is not None:
-                found = kind.project(self, hidden_states)
-                normed = decoder(self, found)
-            if normed is None:
-                reason = _refusal(self, hidden_states, cache, kwargs)
-                if reason:
-                    given = {name: x for name, x in (("cache", cache), ("attention_mask", attention_mask)) if x is not None}
-                    return place.pass_on(reason)(self, hidden_states, **given, **kwargs)
-                normed = tokens(self, hidden_states, cache, attention_mask, boundaries_of(kwargs))
+            decoder = None if attention_mask is not None or kwargs.keys() & UNUSUAL else _decoder_of(self, hidden_states, cache)
+            normed = None if decoder is None else decoder(self, kind.project(self, hidden_states))
+            if normed is not None:
+                place.ran += 1
+                return self._modules[kind.output](normed.view(decoder.flat))
+            reason = _refusal(self, hidden_states, cache, kwargs)
+            if reason:
+                given = {name: x for name, x in (("cache", cache), ("attention_mask", attention_mask)) if x is not None}
+                return place.pass_on(reason)(self, hidden_states, **given, **kwargs)
+            normed = tokens(self, hidden_states, cache, attention_mask, boundaries_of(kwargs))
             place.count()
             return getattr(self, kind.output)(normed.view(*hidden_states.shape[:-1], -1))
 
@@ -288,10 +341,11 @@ def layer_forward(kind):
                 hidden = (hidden * attention_mask[:, :, None]).to(hidden.dtype)
             if cu is not None:
                 hidden = hidden.reshape(1, -1, hidden.shape[-1])
-            found = kind.project(self, hidden)
-            o = _remember(self, kind, found, _convolve(self, found.mixed, cache, cu), cache, cu)
-            _prepare(self, kind, hidden, cache, found)
-            return getattr(self, kind.norm)(o.view(found.z.shape), found.z)
+            outputs = kind.project(self, hidden)
+            parts = kind.split(self, outputs)
+            o = _remember(self, kind, parts, _convolve(self, _joined(parts.mixed), cache, cu), cache, cu)
+            _prepare(self, kind, hidden, cache, outputs)
+            return getattr(self, kind.norm)(o.view(parts.z.shape), parts.z)
 
         return forward
     return make

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Written by tools/make_python_stub.py from the table; tests/package/test_ops_table.py holds it to that.
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar, overload
 
-from .._core import Context, Plan as Plan, state_export as state_export, state_import as state_import
+from .._core import Chain as Chain, Context, Plan as Plan, state_export as state_export, state_import as state_import
 
 Array = TypeVar("Array")
 
-def plan(function: Callable[..., Any], *tensors: Any, **arguments: Any) -> Plan: ...
+def plan(function: Callable[..., Any], *tensors: Any, out: Any = None, **arguments: Any) -> Plan: ...
+def chain(steps: Iterable[Plan | tuple[Any, Any]], tensors: Iterable[Any]) -> Chain: ...
 
 @overload
 def linear_attn(

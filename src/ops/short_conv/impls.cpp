@@ -100,7 +100,8 @@ void run_forward(fw_context &context, const Problem &p, const Buffers &buffers, 
 
 void run_step(fw_context &context, const Problem &p, const Buffers &buffers, const Kernels &kernels) {
   const int64_t panels = n_panels(p);
-  parallel_items(context, p.N * panels, [&](int64_t slot, int64_t item) {
+  const double work = static_cast<double>(p.B * p.T) * static_cast<double>(p.D * p.W);
+  parallel_work(context, p.N * panels, work, [&](int64_t slot, int64_t item) {
     const Sequence s = sequence(p, item / panels);
     const Panel panel = panel_of(p, item % panels);
     if (s.slot < 0) return zero_rows(p.y, s.batch, s.begin, s.end, panel.begin, panel.n);
