@@ -139,3 +139,53 @@ def test_rwkv7_of_one_channel_a_head_and_in_bfloat16():
     layer.reset_parameters()
     rows = layer.r_proj.weight.detach().float()
     assert (rows @ rows.T - torch.eye(32)).abs().max() < 32 * 2 ** -8  # 32 products of numbers rounded to 8 bits
+
+
+@pytest.mark.parametrize("cls, wrong, sentence", [
+    ("GatedDeltaNet", {"num_heads": 0}, "num_heads is 0, allowed 1 or more"),
+    ("KimiDeltaAttention", {"head_dim": -8}, "head_dim is -8, allowed 1 or more"),
+    ("GatedDeltaNet2", {"expand_v": 0}, "expand_v is 0, allowed above 0"),
+    ("Comba", {"conv_size": 0}, "conv_size is 0, allowed 1 or more"),
+    ("GatedDeltaProduct", {"num_householder": 0}, "num_householder is 0, allowed 1 or more"),
+    ("DeltaNet", {"num_heads": 0}, "num_heads is 0, allowed 1 or more"),
+    ("GatedLinearAttention", {"num_kv_heads": 0}, "num_kv_heads is 0, allowed 1 or more"),
+    ("MultiScaleRetention", {"expand_k": 0.0}, "key_dim is 0, allowed 1 or more"),
+    ("RWKV7Attention", {"hidden_size": 0}, "hidden_size is 0, allowed 1 or more"),
+    ("Attention", {"window_size": 0}, "window_size is 0, allowed 1 or more"),
+    ("Attention", {"num_heads": 5}, "hidden_size is 32 beside head_dim None, allowed multiples of num_heads, 5"),
+    ("Attention", {"num_heads": 2, "head_dim": 3}, "head_dim is 3 beside rope_theta, allowed even numbers"),
+])
+def test_sizes_are_refused_when_a_layer_is_built(cls, wrong, sentence):
+    with pytest.raises(ValueError, match=f"{cls}: {sentence}"):
+        getattr(fnn, cls)(**{"hidden_size": 32, **wrong})
+
+
+def test_calls_and_files_of_a_model_are_refused_by_name(tmp_path):
+    pytest.importorskip("safetensors", reason="not run: safetensors is not installed")
+    net, ids = model(["full"]), tokens(2, 6)
+    for call, sentence in ((lambda: net(ids[0]), r"HybridLM: input_ids has shape \[6\], allowed \[B,T\]"),
+                           (lambda: net.generate(ids[0], 3), r"generate: input_ids has shape \[6\], allowed \[B,T\]"),
+                           (lambda: net(ids, labels=ids[:, :5]), r"HybridLM: labels has shape \[2, 5\], allowed \[2, 6\]"),
+                           (lambda: net.generate(ids, -1), "generate: max_new_tokens is -1, allowed 0 or more"),
+                           (lambda: net.generate(ids, 1, top_k=-1), r"generate: top_k is -1, allowed 0 \(all\) or more"),
+                           (lambda: fnn.LMConfig(8, 8, ["a"], {"a": {"num_heads": 2}}), "LMConfig: a has no type"),
+                           (lambda: fnn.LMConfig.from_native({"vocab_size": 256}), r"LMConfig.from_native: \['d_model', .* are not there")):
+        with pytest.raises(ValueError, match=sentence):
+            call()
+    (tmp_path / "config.json").write_text(net.config.to_json())
+    with pytest.raises(FileNotFoundError, match=r"HybridLM.from_pretrained: .* has no model\*.safetensors"):
+        fnn.HybridLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"eos_token_id": None}, {"eos_token_id": 5}, {"vocab_size": 40}, {"window_size": None}, {"rope_theta": None}])
+def test_what_the_native_form_would_change_is_saved_otherwise(tmp_path, change):
+    pytest.importorskip("safetensors", reason="not run: safetensors is not installed")
+    at = {"type": "Attention", "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "rope_theta": 1e4, "window_size": 9}
+    of_attention = {name: value for name, value in change.items() if name in at}
+    given = {"vocab_size": 256, "document_token": 0, "eos_token_id": 0, **{name: value for name, value in change.items() if name not in at}}
+    config = fnn.LMConfig(hidden_size=32, layers=["full_attention"], mixers={"full_attention": {**at, **of_attention}},
+                          mlp={"type": "GatedMLP", "intermediate_size": 48}, **given)
+    with pytest.raises(ValueError, match=f"LMConfig.to_native: .*{next(iter(change))}|max_context is None"):
+        config.to_native()
+    fnn.HybridLM(config).save_pretrained(tmp_path)
+    assert fnn.HybridLM.from_pretrained(tmp_path).config == config

@@ -25,6 +25,12 @@ def check(condition, sentence):
         raise ValueError(sentence)
 
 
+def positive(layer, **sizes):
+    """ValueError for a size below 1."""
+    for name, size in sizes.items():
+        check(size >= 1, f"{layer}: {name} is {size}, allowed 1 or more")
+
+
 class Mixer(nn.Module):
     """A layer that mixes tokens. Subclasses give `mix`."""
 
@@ -108,6 +114,7 @@ class LinearMixer(Mixer):
     def __init__(self, hidden_size, mode, layer_idx):
         super().__init__(layer_idx)
         check(mode in self.modes, f"{type(self).__name__}: mode is {mode!r}, allowed {list(self.modes)}")
+        positive(type(self).__name__, hidden_size=hidden_size)
         self.hidden_size, self.mode, self.held = hidden_size, mode, ("state",)
 
     # ---- parts of construction
@@ -115,7 +122,9 @@ class LinearMixer(Mixer):
     def add_projections(self, sizes, use_short_conv, conv_size, conv_bias, activations=("silu", "silu", "silu")):
         """q_proj, k_proj, v_proj of the given output sizes and their convolutions."""
         self.use_short_conv, self.conv_size, self.conv_bias = use_short_conv, conv_size, conv_bias
-        self.held += ("conv_q", "conv_k", "conv_v") if use_short_conv else ()
+        if use_short_conv:
+            positive(type(self).__name__, conv_size=conv_size)
+            self.held += ("conv_q", "conv_k", "conv_v")
         for name, size, activation in zip("qkv", sizes, activations):
             setattr(self, f"{name}_proj", nn.Linear(self.hidden_size, size, bias=False))
             if use_short_conv:
@@ -207,6 +216,8 @@ def heads(x, size):
 def value_heads(name, num_heads, num_v_heads, head_dim, expand_v):
     """The checks that grouped value heads share -> num_v_heads, head_v_dim."""
     num_v_heads = num_heads if num_v_heads is None else num_v_heads
+    positive(name, num_heads=num_heads, num_v_heads=num_v_heads, head_dim=head_dim)
+    check(expand_v > 0, f"{name}: expand_v is {expand_v}, allowed above 0")
     check(num_v_heads % num_heads == 0, f"{name}: num_v_heads is {num_v_heads}, allowed multiples of num_heads, {num_heads}")
     head_v_dim = int(head_dim * expand_v)
     check(math.isclose(head_dim * expand_v, head_v_dim, rel_tol=1e-5),

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ._base import Mixer, check, heads
+from ._base import Mixer, check, heads, positive
 from ._ops import ops
 from ._sequences import longest, positions, rotate, sequence_of_row, sequences
 from .norms import RMSNorm
@@ -24,8 +24,12 @@ class Attention(Mixer):
                  max_position_embeddings=None, layer_idx=None, head_dim=None):
         super().__init__(layer_idx)
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_heads if num_kv_heads is None else num_kv_heads
+        positive("Attention", num_heads=num_heads, num_kv_heads=self.num_kv_heads, window_size=1 if window_size is None else window_size)
+        check(head_dim is not None or hidden_size % num_heads == 0,
+              f"Attention: hidden_size is {hidden_size} beside head_dim None, allowed multiples of num_heads, {num_heads}")
         check(num_heads % self.num_kv_heads == 0, f"Attention: num_kv_heads is {num_kv_heads}, allowed divisors of num_heads, {num_heads}")
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
+        check(rope_theta is None or self.head_dim % 2 == 0, f"Attention: head_dim is {self.head_dim} beside rope_theta, allowed even numbers")
         self.qkv_bias, self.qk_norm, self.window_size, self.rope_theta = qkv_bias, qk_norm, window_size, rope_theta
         self.max_position_embeddings = max_position_embeddings
         self.keys, self.values = ("all_keys", "all_values") if window_size is None else ("keys", "values")

@@ -54,6 +54,8 @@ class LMConfig:
     def __post_init__(self):
         unknown = sorted(set(self.layers) - set(self.mixers))
         check(not unknown, f"LMConfig: layers names {unknown}, allowed {sorted(self.mixers)}")
+        for where, spec in (*self.mixers.items(), ("mlp", self.mlp)):
+            check("type" in spec, f"LMConfig: {where} has no type, allowed the name of a class of fastweight.torch.nn")
         check(self.norm in ("rms", "layer"), f"LMConfig: norm is {self.norm!r}, allowed 'rms', 'layer'")
 
     def to_json(self):
@@ -67,6 +69,8 @@ class LMConfig:
         fields = dict(fields)
         check(fields.pop("format", NATIVE_FORMAT) == NATIVE_FORMAT and fields.pop("version", 1) == 1,
               "LMConfig.from_native: format and version are others, allowed fastweight-lm and 1")
+        needed = {"vocab_size", "d_model", "layers", "mlp_hidden", "norm_eps", "max_context", "tie_embeddings"}
+        check(needed <= set(fields), f"LMConfig.from_native: {sorted(needed - set(fields))} are not there, allowed all of {sorted(needed)}")
         gd, at = fields.get("gated_delta_rule"), fields.get("attention")
         mixers = {}
         if gd is not None:
@@ -90,7 +94,8 @@ class LMConfig:
             need(kinds.get(name) == self.mixers[name]["type"], f"layers has {name!r} of type {self.mixers[name]['type']!r}")
         need(self.norm == "rms" and not self.pre_norm, f"norm is {self.norm!r} and pre_norm {self.pre_norm}")
         need(set(self.mlp) == {"type", "intermediate_size"} and self.mlp["type"] == "GatedMLP", f"mlp is {self.mlp}")
-        need(self.document_token == 0, f"document_token is {self.document_token}")
+        need(self.vocab_size == 256, f"vocab_size is {self.vocab_size}")
+        need(self.document_token == 0 and self.eos_token_id == 0, f"document_token is {self.document_token} and eos_token_id {self.eos_token_id}")
         fields = {"format": NATIVE_FORMAT, "version": 1, "layers": list(self.layers), "d_model": self.hidden_size, "vocab_size": self.vocab_size}
         gd = self.mixers.get(GDR)
         if gd is not None:
@@ -108,8 +113,11 @@ class LMConfig:
             at = sliding or full
             fields["attention"] = {"n_heads": at["num_heads"], "n_kv_heads": at["num_kv_heads"], "head_dim": at["head_dim"],
                                    "rope_theta": at["rope_theta"], "window": at["window_size"]}
-        return {**fields, "mlp_hidden": self.mlp["intermediate_size"], "norm_eps": self.norm_eps,
-                "max_context": (full or sliding or {"window_size": 2048})["window_size"], "tie_embeddings": self.tie_embeddings}
+        fields.update(mlp_hidden=self.mlp["intermediate_size"], norm_eps=self.norm_eps,
+                      max_context=(full or sliding or {"window_size": 2048})["window_size"], tie_embeddings=self.tie_embeddings)
+        for name, value in {**fields, **fields.get(GDR, {}), **fields.get("attention", {})}.items():
+            need(value is not None, f"{name} is None")
+        return fields
 
     # ---- fla's models
 

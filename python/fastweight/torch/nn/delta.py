@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ._base import LinearMixer, check, heads, value_heads, without_decay
+from ._base import LinearMixer, check, heads, positive, value_heads, without_decay
 from ._ops import of_dtype
 
 
@@ -28,6 +28,7 @@ class DeltaNet(LinearMixer):
               f"DeltaNet: qk_activation is {qk_activation!r}, allowed 'silu', 'relu', 'elu', 'identity'")
         check(qk_norm in ("l2", "sum"), f"DeltaNet: qk_norm is {qk_norm!r}, allowed 'l2', 'sum'")
         self.key_dim, self.value_dim = int(self.hidden_size * expand_k), int(self.hidden_size * expand_v)
+        positive("DeltaNet", num_heads=num_heads, key_dim=self.key_dim, value_dim=self.value_dim)
         for name, size in (("expand_k", self.key_dim), ("expand_v", self.value_dim)):
             check(size % num_heads == 0, f"DeltaNet: {name} makes {size} channels, allowed multiples of num_heads, {num_heads}")
         self.num_heads, self.expand_k, self.expand_v = num_heads, expand_k, expand_v
@@ -216,6 +217,7 @@ class GatedDeltaProduct(LinearMixer):
         self.num_heads, self.head_dim, self.head_k_dim, self.expand_v = num_heads, head_dim, head_dim, expand_v
         self.num_v_heads, self.head_v_dim = value_heads("GatedDeltaProduct", num_heads, num_v_heads, head_dim, expand_v)
         self.key_dim, self.value_dim = num_heads * head_dim, self.num_v_heads * self.head_v_dim
+        positive("GatedDeltaProduct", num_householder=num_householder)
         self.use_output_gate, self.use_forget_gate = use_output_gate, use_forget_gate
         self.allow_neg_eigval, self.num_householder = allow_neg_eigval, num_householder
         self.add_projections((self.key_dim, self.key_dim * num_householder, self.value_dim * num_householder), use_short_conv, conv_size, conv_bias)

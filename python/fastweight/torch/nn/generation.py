@@ -37,12 +37,15 @@ class Generation:
         eos_token_id: ends a row; None: the config's; -1: none does. past_key_values: a Cache that has read what precedes
         input_ids; it is moved on over all but the last token. streamer: called with each step's tokens [B].
         """
+        check(input_ids.ndim == 2, f"generate: input_ids has shape {list(input_ids.shape)}, allowed [B,T]")
         batch = input_ids.shape[0]
         seeds = [seed + row for row in range(batch)] if isinstance(seed, int) else list(seed)
         check(len(seeds) == batch, f"generate: seed has {len(seeds)} numbers, allowed {batch}, one a row")
         check(input_ids.shape[1] > 0, "generate: input_ids has 0 tokens, allowed 1 or more")
         check(attention_mask is None or bool((attention_mask[..., -1] != 0).all()),
               "generate: attention_mask is 0 in its last column, allowed on the left of a row only")
+        check(max_new_tokens >= 0, f"generate: max_new_tokens is {max_new_tokens}, allowed 0 or more")
+        check(top_k >= 0, f"generate: top_k is {top_k}, allowed 0 (all) or more")
         check(temperature >= 0, f"generate: temperature is {temperature}, allowed 0 or more")
         check(0 < top_p <= 1, f"generate: top_p is {top_p}, allowed above 0 to 1")
         generators = [torch.Generator().manual_seed(number) for number in seeds]

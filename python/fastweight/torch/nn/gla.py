@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ._base import LinearMixer, check, heads
+from ._base import LinearMixer, check, heads, positive
 from ._sequences import positions, rotate
 from .norms import FusedRMSNormGated, RMSNorm
 
@@ -25,10 +25,12 @@ class _AdditiveMixer(LinearMixer):
         for what, found in (("feature_map", feature_map),):
             check(found is None or found in ACTIVATIONS, f"{name}: {what} is {found!r}, allowed None and {sorted(ACTIVATIONS)}")
         self.num_heads, self.num_kv_heads = num_heads, num_heads if num_kv_heads is None else num_kv_heads
+        positive(name, num_heads=num_heads, num_kv_heads=self.num_kv_heads)
         check(num_heads % self.num_kv_heads == 0, f"{name}: num_kv_heads is {num_kv_heads}, allowed divisors of num_heads, {num_heads}")
         self.num_kv_groups = num_heads // self.num_kv_heads
         self.expand_k, self.expand_v, self.feature_map = expand_k, expand_v, feature_map
         self.key_dim, self.value_dim = int(self.hidden_size * expand_k), int(self.hidden_size * expand_v)
+        positive(name, key_dim=self.key_dim, value_dim=self.value_dim)
         for what, size in (("expand_k", self.key_dim), ("expand_v", self.value_dim)):
             check(size % num_heads == 0, f"{name}: {what} makes {size} channels, allowed multiples of num_heads, {num_heads}")
         self.head_k_dim, self.head_v_dim = self.key_dim // num_heads, self.value_dim // num_heads

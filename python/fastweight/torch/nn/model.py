@@ -121,6 +121,7 @@ class HybridLM(Generation, nn.Module):
 
     def hidden(self, input_ids, attention_mask=None, past_key_values=None, use_cache=False, cu_seqlens=None):
         """input_ids [B,T] -> what enters the head, [B,T,hidden_size]; moves the cache on with use_cache."""
+        check(input_ids.ndim == 2, f"HybridLM: input_ids has shape {list(input_ids.shape)}, allowed [B,T]")
         cache, tokens = past_key_values, input_ids.shape[1]
         if not use_cache or cu_seqlens is not None or cache.piece(tokens) == tokens:
             return self.read(input_ids, attention_mask, cache, use_cache, cu_seqlens)
@@ -169,6 +170,7 @@ class HybridLM(Generation, nn.Module):
         loss = None
         if labels is not None:
             check(not logits_to_keep, f"HybridLM: logits_to_keep is {logits_to_keep} beside labels, allowed 0")
+            check(labels.shape == input_ids.shape, f"HybridLM: labels has shape {list(labels.shape)}, allowed {list(input_ids.shape)}")
             apart = borders(input_ids, attention_mask, cu_seqlens)
             wanted = labels[:, 1:] if apart is None else labels[:, 1:].masked_fill(apart, -100)
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), wanted.flatten(), ignore_index=-100)
@@ -189,6 +191,8 @@ class HybridLM(Generation, nn.Module):
         for path in sorted(folder.glob("*.safetensors")):
             if path.name.startswith("model"):
                 weights.update(load_file(path))
+        if not weights:
+            raise FileNotFoundError(f"HybridLM.from_pretrained: {folder} has no model*.safetensors")
         weights = {fla_name(name): value if dtype is None else value.to(dtype) for name, value in weights.items()}
         if model.config.tie_embeddings:
             weights.pop("lm_head.weight", None)
