@@ -19,8 +19,8 @@ def _activation(name):
     return "none" if name is None else "silu" if name in SILU else None
 
 
-def _gate(x, like):
-    """A gate in a dtype that a row takes: that of q, or float32."""
+def beside(x, like):
+    """A gate or strength in a dtype that the engine takes beside `like`: that of `like`, or float32."""
     return x if x.dtype in (like.dtype, torch.float32) else x.float()
 
 
@@ -31,7 +31,7 @@ def _delta_rule(place, row):
         if reason:
             return None, reason
         place.count()
-        return row(query, key, value, _gate(g, query), _gate(beta, query), initial_state=initial_state,
+        return row(query, key, value, beside(g, query), beside(beta, query), initial_state=initial_state,
                    output_final_state=bool(output_final_state), cu_seqlens=cu_seqlens, qk_norm="l2" if is_normed else "none"), None
     return run
 
@@ -135,7 +135,7 @@ def gated_norm(place):
         if reason:
             return place.pass_on(reason)(self, hidden_states, gate)
         place.count()
-        return ops.rms_norm(hidden_states, self.weight, gate=gate, gate_activation=activation, eps=self.variance_epsilon)
+        return ops.rms_norm(hidden_states, self.weight, gate=beside(gate, hidden_states), gate_activation=activation, eps=self.variance_epsilon)
     forward.is_gated_norm = True
     return forward
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import ops
-from ._functions import SILU, activation_of, is_ours, step_conv
+from ._functions import SILU, activation_of, beside, is_ours, step_conv
 from ._packing import boundaries_of
 from ._places import is_functional, refusal
 
@@ -195,6 +195,8 @@ class Decoder:
         self.window, self.state, self.kind = store.conv_states[0], store.recurrent_states[0], kind
         norm = getattr(layer, kind.norm)
         self.has_norm = is_ours(norm)
+        self.settings = self.settings_of(norm)
+        self.places = self.window.data_ptr(), self.state.data_ptr()
         parts, parameters = kind.split(layer, outputs), self.parameters(layer)
         weight, bias, gates = parameters[0].squeeze(1), layer.conv1d.bias, parameters[1:3]
         steps = []
@@ -225,6 +227,11 @@ class Decoder:
                                   eps=norm.variance_epsilon))
         self.chain = ops.chain(steps, (*outputs, *parameters))
 
+    @staticmethod
+    def settings_of(norm):
+        """What the chain has of a norm beside its weight."""
+        return getattr(norm, "variance_epsilon", None), getattr(norm, "activation", None)
+
     def parameters(self, layer):
         """What the chain reads beside the outputs of the projections; a call may find other tensors there."""
         modules = layer._modules
@@ -239,12 +246,12 @@ class Decoder:
     def fits(self, layer, hidden, cache, store):
         return (self.layer() is layer and store.conv_states[0] is self.window and store.recurrent_states[0] is self.state and store.has_previous_state[0]
                 and not store.record_past and hidden.shape == self.shape and hidden.dtype is self.dtype and type(hidden) is torch.Tensor
-                and type(cache) is self.cache_type)
+                and type(cache) is self.cache_type and (self.window.data_ptr(), self.state.data_ptr()) == self.places)
 
     def __call__(self, layer, outputs):
         """The gated norm of o, [B,1,..,V]; None when the tensors are not what the chain was made for: nothing is written then."""
         norm = layer._modules[self.kind.norm]
-        if is_ours(norm) is not self.has_norm:
+        if is_ours(norm) is not self.has_norm or self.settings_of(norm) != self.settings:
             return None
         try:
             found = self.chain(*outputs, *self.parameters(layer))
@@ -302,7 +309,7 @@ def _convolve(layer, x, cache, cu):
 def _remember(layer, kind, parts, mixed, cache, cu):
     """mixed [B,T,D] after the convolution -> o [B,T,HV,V] after the state in the cache, which goes on."""
     shape, gates = _gate_shape(layer, kind, parts), [_float32(x) for x in kind.gates(layer)]
-    operands = (*_heads(mixed, kind.sizes(layer)), parts.g.reshape(shape), parts.beta.reshape(shape[:3]))
+    operands = (*_heads(mixed, kind.sizes(layer)), beside(parts.g, mixed).reshape(shape), beside(parts.beta, mixed).reshape(shape[:3]))
     options, index = _options(layer, kind, gates), layer.layer_idx
     state = None if cache is None else cache.get_recurrent_state(index, state_idx=0)
     if state is not None and mixed.shape[1] == 1 and not is_functional(*operands, state, *gates):

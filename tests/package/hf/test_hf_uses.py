@@ -9,7 +9,6 @@ from hf_models import assert_all_ran, distance, hf, random_model, shared_model, 
 
 FP32 = 1e-5  # as in test_hf_equal
 NAME = "qwen3_next"
-accelerate = pytest.importorskip("accelerate", reason="not run: accelerate is not installed")
 
 
 def layer_of(model):
@@ -207,6 +206,7 @@ def test_two_models_and_one_that_is_not_enabled():
 @torch.no_grad()
 def test_device_map_and_hooks_of_accelerate(tmp_path):
     """Accelerate binds the forward that it finds; the functions below it are ours all the same."""
+    accelerate = pytest.importorskip("accelerate", reason="not run: accelerate is not installed")
     model, x = shared_model(NAME), tokens(2, 9)
     model.save_pretrained(tmp_path)
     expected = model(x).logits
