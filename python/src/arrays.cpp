@@ -51,7 +51,8 @@ const char *name_of(fw_dtype dtype) {
 struct Torch {
   PyObject *tensor = nullptr, *dtypes[kDtypeCount] = {}, *empty = nullptr, *empty_like = nullptr, *empty_keywords = nullptr, *cpu = nullptr;
   PyObject *is_grad_enabled = nullptr, *get_num_threads = nullptr, *parameter = nullptr;
-  PyObject *forward_ad = nullptr, *mode_count = nullptr, *tracing_state = nullptr, *increment_version = nullptr;
+  PyObject *forward_ad = nullptr, *mode_count = nullptr, *tracing_state = nullptr;
+  PyObject *increment_version = nullptr, *increment_versions = nullptr;
 };
 
 const Torch *torch_if_loaded() {
@@ -76,6 +77,7 @@ const Torch *torch_if_loaded() {
     found.mode_count = nb::object(torch.attr("_C").attr("_len_torch_dispatch_stack")).release().ptr();
     found.tracing_state = nb::object(torch.attr("_C").attr("_get_tracing_state")).release().ptr();
     found.increment_version = nb::object(torch.attr("autograd").attr("graph").attr("increment_version")).release().ptr();
+    found.increment_versions = nb::object(torch.attr("_C").attr("_increment_version")).release().ptr();
     found.tensor = nb::object(torch.attr("Tensor")).release().ptr();
     known = found;
   } catch (nb::python_error &) {  // torch is being imported by another thread
@@ -412,11 +414,11 @@ void tell_written(PyObject *x) {
   if (!done.is_valid()) PyErr_Clear();  // a tensor of inference mode has no version
 }
 
-// One call where this torch takes several tensors.
+// What increment_version calls, which takes several tensors at once in torch 2.6 and later.
 void tell_all_written(const nb::list &torch_tensors) {
   if (torch_tensors.size() == 0) return;
   PyObject *const argument = torch_tensors.ptr();
-  const nb::object done = nb::steal(PyObject_Vectorcall(torch_if_loaded()->increment_version, &argument, 1, nullptr));
+  const nb::object done = nb::steal(PyObject_Vectorcall(torch_if_loaded()->increment_versions, &argument, 1, nullptr));
   if (done.is_valid()) return;
   PyErr_Clear();
   for (const nb::handle x : torch_tensors) tell_written(x.ptr());

@@ -20,7 +20,8 @@ void merge_dimensions(fw_tensor *to, fw_tensor *from) {
   int32_t n = 0;
   for (int32_t i = 0; i < to->ndim; ++i) {
     if (to->shape[i] == 1) continue;
-    const bool is_one = n > 0 && to->strides[n - 1] == to->shape[i] * to->strides[i] && from->strides[n - 1] == to->shape[i] * from->strides[i];
+    const bool is_one = n > 0 && to->strides[n - 1] == to->shape[i] * to->strides[i] &&
+                        from->strides[n - 1] == to->shape[i] * from->strides[i];
     const int32_t at = is_one ? n - 1 : n++;
     to->shape[at] = is_one ? to->shape[at] * to->shape[i] : to->shape[i];
     to->strides[at] = to->strides[i];
@@ -89,7 +90,8 @@ Chain::Chain(const nb::tuple &steps, const nb::tuple &tensors) {
     } else if (nb::isinstance<nb::tuple>(step) && nb::len(step) == 2) {
       add_copy(i, nb::borrow<nb::tuple>(step));
     } else {
-      throw nb::type_error(("chain: step " + std::to_string(i) + " is " + python::repr(step.ptr()) + ", allowed a plan or a pair (to, from)").c_str());
+      const std::string found = "chain: step " + std::to_string(i) + " is " + python::repr(step.ptr());
+      throw nb::type_error((found + ", allowed a plan or a pair (to, from)").c_str());
     }
   }
   workspace_.resize(workspace);
@@ -134,7 +136,8 @@ void Chain::add_copy(size_t index, const nb::tuple &pair) {
   const nb::object to = nb::borrow(pair[0]), from = nb::borrow(pair[1]);
   const Reading target = read_array({step_name.c_str(), "to"}, to.ptr(), true, &step.to, &kept_);
   const Reading read = read_array({step_name.c_str(), "from"}, from.ptr(), false, &step.from, &kept_);
-  if (target.device != FW_DEVICE_CPU || read.device != FW_DEVICE_CPU) throw nb::value_error((step_name + " copies on cuda, allowed cpu").c_str());
+  if (target.device != FW_DEVICE_CPU || read.device != FW_DEVICE_CPU)
+    throw nb::value_error((step_name + " copies on cuda, allowed cpu").c_str());
   bool is_same = step.to.dtype == step.from.dtype && step.to.ndim == step.from.ndim;
   for (int32_t i = 0; is_same && i < step.to.ndim; ++i) is_same = step.to.shape[i] == step.from.shape[i];
   if (!is_same) throw nb::value_error((step_name + " copies between two dtypes or shapes, allowed one").c_str());
@@ -176,7 +179,8 @@ void Chain::bind(size_t i, PyObject *tensor) {
 nb::object Chain::call(const nb::args &tensors) {
   const OneCall alone(&is_busy_, "chain", "chain");
   if (tensors.size() != inputs_.size()) {
-    throw nb::type_error(("chain: the chain takes " + std::to_string(inputs_.size()) + " tensors, found " + std::to_string(tensors.size())).c_str());
+    throw nb::type_error(("chain: the chain takes " + std::to_string(inputs_.size()) + " tensors, found " +
+                          std::to_string(tensors.size())).c_str());
   }
   bool requires_grad = requires_grad_;
   for (size_t i = 0; i < inputs_.size(); ++i) {

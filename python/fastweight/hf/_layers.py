@@ -5,6 +5,7 @@ Each stands in for a forward of transformers that it was compared with, known by
 does not take (`_refusal`) goes to that stock forward, which calls the functions of _functions.py.
 """
 import functools
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,7 +60,8 @@ def _float32(x):
 
 
 def project_qwen3_next(layer, hidden):
-    return layer.in_proj_qkvz(hidden), layer.in_proj_ba(hidden)
+    modules = layer._modules  # getattr of nn.Module takes 5 us where a token finds Python's own code out of the caches
+    return modules["in_proj_qkvz"](hidden), modules["in_proj_ba"](hidden)
 
 
 def split_qwen3_next(layer, outputs):
@@ -113,8 +115,8 @@ def _parameter(module, name):
     return getattr(module, name) if found is None else found
 
 
-SCALAR_GATE: dict[str, Any] = {"gates": lambda layer: (_parameter(layer, "A_log"), _parameter(layer, "dt_bias")), "sizes": _grouped_sizes, "row": ops.gated_delta_rule,
-                               "step": ops.gated_delta_rule_step}
+SCALAR_GATE: dict[str, Any] = {"gates": lambda layer: (_parameter(layer, "A_log"), _parameter(layer, "dt_bias")),
+                               "sizes": _grouped_sizes, "row": ops.gated_delta_rule, "step": ops.gated_delta_rule_step}
 LAYERS = {
     "qwen3_next": Layer(project_qwen3_next, split_qwen3_next, **SCALAR_GATE, norm="norm", output="out_proj"),
     "qwen3_5": Layer(project_qwen3_5, split_qwen3_5, **SCALAR_GATE, norm="norm", output="out_proj"),
@@ -205,11 +207,8 @@ class Decoder:
             """The pieces one after the other as a tensor of that shape: a view of a single one where there is one, else a copy."""
             if len(pieces) == 1 and (view := _viewed(pieces[0], shape)) is not None:
                 return view
-            made, at = torch.empty(shape, dtype=pieces[0].dtype), 0
-            for piece in pieces:
-                size = piece[0, 0].numel()
-                steps.append((made.view(*shape[:2], -1)[..., at:at + size].view(piece.shape), piece))
-                at += size
+            made = torch.empty(shape, dtype=pieces[0].dtype)
+            steps.extend(_places(made.view(*shape[:2], -1), pieces))
             return made
 
         x = dense((*hidden.shape[:2], weight.shape[0]), *parts.mixed)
@@ -244,9 +243,10 @@ class Decoder:
         return found
 
     def fits(self, layer, hidden, cache, store):
-        return (self.layer() is layer and store.conv_states[0] is self.window and store.recurrent_states[0] is self.state and store.has_previous_state[0]
-                and not store.record_past and hidden.shape == self.shape and hidden.dtype is self.dtype and type(hidden) is torch.Tensor
-                and type(cache) is self.cache_type and (self.window.data_ptr(), self.state.data_ptr()) == self.places)
+        return (self.layer() is layer and store.conv_states[0] is self.window and store.recurrent_states[0] is self.state
+                and store.has_previous_state[0] and not store.record_past and hidden.shape == self.shape
+                and hidden.dtype is self.dtype and type(hidden) is torch.Tensor and type(cache) is self.cache_type
+                and (self.window.data_ptr(), self.state.data_ptr()) == self.places)
 
     def __call__(self, layer, outputs):
         """The gated norm of o, [B,1,..,V]; None when the tensors are not what the chain was made for: nothing is written then."""
@@ -261,6 +261,25 @@ class Decoder:
             return found
         z = self.kind.split(layer, outputs).z
         return norm(found.view(z.shape), z)
+
+
+def _places(made, pieces):
+    """(view, piece) of the pieces one after the other in the last dimension of `made` [B,T,D]."""
+    sizes = [math.prod(piece.shape[2:]) for piece in pieces]
+    return [(view.view(piece.shape), piece) for view, piece in zip(made.split_with_sizes(sizes, 2), pieces, strict=True)]
+
+
+def _joined(pieces):
+    """[B,T,...] each -> [B,T,D]. Written once where that may be: a layer's 2048 tokens take 0.13 s so, 0.18 with cat."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if is_functional(*pieces):
+        return torch.cat([x.flatten(2) for x in pieces], 2)
+    B, T = pieces[0].shape[:2]
+    made = pieces[0].new_empty(B, T, sum(math.prod(x.shape[2:]) for x in pieces))
+    for view, piece in _places(made, pieces):
+        view.copy_(piece)
+    return made
 
 
 def _viewed(x, shape):
@@ -318,11 +337,6 @@ def _remember(layer, kind, parts, mixed, cache, cu):
     if cache is not None:
         cache.update_recurrent_state(final_state if cu is None else final_state[-1:], index)
     return o
-
-
-def _joined(pieces):
-    """[B,T,...] each -> [B,T,D]."""
-    return pieces[0] if len(pieces) == 1 else torch.cat([x.flatten(2) for x in pieces], 2)
 
 
 def layer_forward(kind):

@@ -2,7 +2,8 @@
 """The operators as functions on NumPy arrays and torch tensors; torch differentiates them (fastweight.torch says how).
 
 One function a row of the catalogue and one `<row>_step` that continues a state in place; the operations beside the family
-in the same way; plan() for calls that repeat, chain() for several of them in a row; state_import() and state_export() for states in the library's own layout.
+in the same way; plan() for calls that repeat, chain() for several of them in a row; state_import() and state_export() for
+states in the library's own layout.
 `help(fastweight.ops.kda)` has shapes, units, errors and source.
 """
 import inspect as _inspect
