@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host side of the sm_90a forward: what it accepts, the workspace map, tensor maps, launches.
+#include "ops/recurrence/sm90_forward.hpp"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "ops/recurrence/sm90_prep.cuh"
+#include "ops/recurrence/sm90_scan.cuh"
+
+namespace fw {
+namespace {
+
+using namespace sm90;
+
+constexpr size_t kAlign = 1024;
+
+size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+bool box_strides(const void *base, const Sm90Strides &s) {
+  const auto fits = [](int64_t stride) { return stride >= 0 && stride % 8 == 0 && stride < (int64_t{1} << 38); };
+  return reinterpret_cast<uintptr_t>(base) % 16 == 0 && fits(s.batch) && fits(s.token) && fits(s.head);
+}
+
+int64_t slots(const Sm90Forward &in) {
+  return in.cu_seqlens ? in.T / kChunk + in.N : in.B * ((in.T + kChunk - 1) / kChunk);
+}
+
+struct Layout {
+  size_t solve, scores, factors, total;
+};
+
+Layout layout(const Sm90Forward &in) {
+  const size_t tiles = static_cast<size_t>(slots(in)) * in.HV;
+  Layout at = {};
+  at.scores = aligned(tiles * (in.erase == Sm90Erase::kShared ? kTileBytes : 0));
+  at.factors = at.scores + aligned(tiles * kTileBytes);
+  at.total = at.factors + aligned(tiles * kFactorBytes);
+  return at;
+}
+
+// [B, T, heads, 128] as boxes of 64 elements x 1 head x 64 tokens x 1 batch, 128-byte swizzle, zeros outside.
+cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int64_t heads, const Sm90Forward &in) {
+  using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  void *entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+  if (status != cudaSuccess) return status;
+  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(2 * std::max<int64_t>(stride, 8)); };
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(kKey), static_cast<cuuint64_t>(heads),
+                               static_cast<cuuint64_t>(in.T), static_cast<cuuint64_t>(in.B)};
+  const cuuint64_t strides[3] = {bytes(s.head), bytes(s.token), bytes(s.batch)};
+  const cuuint32_t box[4] = {64, 1, kChunk, 1}, steps[4] = {1, 1, 1, 1};
+  const CUresult result = reinterpret_cast<Encode>(entry)(
+      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void *>(base), sizes, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+const char *sm90_forward_refusal(const Sm90Forward &in) {
+  if (in.gate == Sm90Gate::kVector) return "gate vector, allowed none or scalar";
+  if (in.K != kKey || in.V != kKey) return "K and V, allowed 128";
+  if (in.H < 1 || in.HV < 1 || in.HV % in.H != 0) return "HV is no multiple of H";
+  if (in.T < 1 || in.N < 1) return "T or the number of sequences is 0";
+  if (in.T >= (int64_t{1} << 30) || in.HV > 65535 || slots(in) >= (int64_t{1} << 30)) return "T or HV, too large";
+  if (in.N * in.HV >= (int64_t{1} << 29)) return "N * HV, too large";
+  if (!box_strides(in.q, in.q_strides) || !box_strides(in.k, in.k_strides) || !box_strides(in.v, in.v_strides) ||
+      !box_strides(in.o, in.o_strides)) {
+    return "q, k, v or o: start or an outer stride is no multiple of 16 bytes, or a stride is negative";
+  }
+  // A stride of 0 over a dimension longer than 1 has no tensor map.
+  const auto repeats = [&in](const Sm90Strides &s, int64_t heads) {
+    return (s.batch == 0 && in.B > 1) || (s.token == 0 && in.T > 1) || (s.head == 0 && heads > 1);
+  };
+  if (repeats(in.q_strides, in.H) || repeats(in.k_strides, in.H) || repeats(in.v_strides, in.HV)) {
+    return "q, k or v: a stride of 0";
+  }
+  return nullptr;
+}
+
+size_t sm90_forward_workspace(const Sm90Forward &in) { return layout(in).total; }
+
+int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_pointer) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
+  unsigned char *base = static_cast<unsigned char *>(workspace);
+  const Layout at = layout(in);
+  const Shape shape = {static_cast<int>(in.B),
+                       static_cast<int>(in.T),
+                       static_cast<int>(in.H),
+                       static_cast<int>(in.HV),
+                       static_cast<int>(in.N),
+                       static_cast<int>(slots(in)),
+                       static_cast<int>((in.T + kChunk - 1) / kChunk),
+                       in.cu_seqlens,
+                       in.cu_seqlens_64};
+  const Tiles tiles = {base + at.solve, base + at.scores, reinterpret_cast<float *>(base + at.factors)};
+
+  PrepArguments prep = {};
+  cudaError_t status = encode(&prep.q, in.q, in.q_strides, in.H, in);
+  if (status == cudaSuccess) status = encode(&prep.k, in.k, in.k_strides, in.H, in);
+  ScanArguments scan = {};
+  if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in);
+  if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in);
+  if (status != cudaSuccess) return status;
+  prep.shape = scan.shape = shape;
+  prep.tiles = scan.tiles = tiles;
+  prep.scale = scan.scale = in.scale;
+  prep.g = in.g, prep.g_strides = in.g_strides, prep.g_type = in.g_type;
+  prep.beta = in.beta, prep.beta_strides = in.beta_strides, prep.beta_type = in.beta_type;
+  prep.o = in.o, prep.o_strides = in.o_strides, prep.o_rows_left_over = in.cu_seqlens != nullptr;
+  status = launch_prep(prep, in.gate, in.erase, stream);
+  if (status != cudaSuccess) return status;
+
+  scan.q = prep.q, scan.k = prep.k;
+  scan.initial_state = in.initial_state, scan.final_state = in.final_state;
+  scan.state_key = in.layout == Sm90Layout::kKeyValue ? kKey : 1;
+  scan.state_value = in.layout == Sm90Layout::kKeyValue ? 1 : kKey;
+  scan.o_rows = in.o, scan.o_strides = in.o_strides;
+  const int chains = in.N * in.HV >= 100 ? 2 : 1;
+  return launch_scan(scan, in.gate, in.erase, chains, stream);
+}
+
+}  // namespace fw

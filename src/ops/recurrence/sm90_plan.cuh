@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the sm_90a forward kernels share: the problem as kernels see it, where a chunk lies, and the workspace map.
+// Sequence n owns the slots first_slot(n) + c, c = 0 .. ceil(len / 64) - 1, of one array per head: with a pack,
+// first_slot = start / 64 + n, so no list of tiles has to be made and the host never reads cu_seqlens.
+#pragma once
+#include <stdint.h>
+
+#include "ops/recurrence/sm90_forward.hpp"
+
+namespace fw::sm90 {
+
+constexpr int kChunk = kSm90Chunk;
+constexpr int kKey = 128;
+constexpr int kTileBytes = 64 * 128;    // 64 rows of 64 bf16, 128-byte swizzle
+constexpr int kFactorBytes = 2 * 64 * 4;  // exp(G_i), then exp(G_end - G_i)
+constexpr float kLog2e = 1.4426950408889634f;
+
+struct Shape {
+  int B, T, H, HV, N;
+  int slots;  // per head
+  int dense_chunks;
+  const void *cu_seqlens;
+  int cu_seqlens_64;
+};
+
+struct Span {
+  int batch, start, length, first_slot;
+};
+
+__device__ __forceinline__ int offset_of(const Shape &shape, int n) {
+  const int64_t raw = shape.cu_seqlens_64 ? static_cast<const int64_t *>(shape.cu_seqlens)[n]
+                                          : static_cast<const int32_t *>(shape.cu_seqlens)[n];
+  return static_cast<int>(raw < 0 ? 0 : raw > shape.T ? shape.T : raw);
+}
+
+__device__ __forceinline__ Span span_of(const Shape &shape, int n) {
+  if (!shape.cu_seqlens) return {n, 0, shape.T, n * shape.dense_chunks};
+  const int start = offset_of(shape, n), end = offset_of(shape, n + 1);
+  return {0, start, end > start ? end - start : 0, start / kChunk + n};
+}
+
+struct Chunk {
+  int batch, start, rows;  // rows 0: the slot is empty
+};
+
+__device__ __forceinline__ Chunk chunk_of(const Shape &shape, int slot) {
+  int n;
+  if (!shape.cu_seqlens) {
+    n = slot / shape.dense_chunks;
+  } else {
+    int low = 0, high = shape.N - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (offset_of(shape, middle) / kChunk + middle <= slot) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    n = low;
+  }
+  const Span span = span_of(shape, n);
+  const int first = (slot - span.first_slot) * kChunk;
+  const int left = first < 0 ? 0 : span.length - first;
+  return {span.batch, span.start + first, left < 0 ? 0 : left > kChunk ? kChunk : left};
+}
+
+// Tiles of one (head, slot): images in the swizzled form in which the scan reads them.
+struct Tiles {
+  unsigned char *solve;   // T diag(beta)
+  unsigned char *scores;  // scale * masked, gated q k^T
+  float *factors;
+};
+
+}  // namespace fw::sm90

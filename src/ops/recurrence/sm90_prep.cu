@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scores and inverse of one chunk of one head, for no gate or a scalar gate; nothing here depends on the state.
+// Grid (slots, HV), 128 threads = one warpgroup, 4 CTAs a multiprocessor.
+//   1. thread 0: q and k tiles by tensor map; meanwhile 64 threads: gates summed in fp64, kept as two floats in base 2.
+//   2. k k^T and q k^T by 16 wgmma m64n64k16; gate factors exp(G_i - G_j), j <= i, applied to the fp32 sums.
+//   3. L = strict lower part of beta_i k k^T in fp32; its four 16x16 diagonal blocks inverted by substitution in fp32
+//      (one column a thread, in place), then warp J finishes block column J of T = (I + L)^-1 from top to bottom in tf32:
+//      T_IJ^T = -(sum over J <= M < I of T_MJ^T L_IM^T) T_II^T, each result being the next first operand in registers.
+//   4. T diag(beta) and the scores leave as swizzled bf16 images by bulk store, the gate factors as 128 floats.
+// Shared memory: q 16384 (then the scores' image), k 16384 (then the image of T), L 18432, vectors 1280 bytes.
+// Handing over: one mbarrier for the loads; __syncthreads between the numbered steps.
+#include "cuda/sm90/barrier.cuh"
+#include "cuda/sm90/copy.cuh"
+#include "cuda/sm90/matrix.cuh"
+#include "cuda/sm90/product.cuh"
+#include "ops/recurrence/sm90_prep.cuh"
+
+namespace fw::sm90 {
+namespace {
+
+constexpr int kPitch = 72;  // floats in a row of L: rows g and columns 2t of a warp's access hit 32 banks once
+// The most negative log gate that is told apart from -infinity: its exponential is 0 in fp32 as well.
+constexpr double kLeastGate = -1e4;
+
+struct __align__(1024) PrepShared {
+  unsigned char q[2 * kTileBytes];
+  unsigned char k[2 * kTileBytes];
+  float l[kChunk * kPitch];
+  float high[kChunk], low[kChunk], beta[kChunk];
+  float factors[2 * kChunk];
+  double carry;
+  uint64_t loaded;
+};
+
+__device__ __forceinline__ float load_real(const void *base, Sm90Real type, int64_t index) {
+  return type == Sm90Real::kFloat32 ? static_cast<const float *>(base)[index]
+                                    : __bfloat162float(static_cast<const __nv_bfloat16 *>(base)[index]);
+}
+
+// Columns of the 16x16 unit lower block at l (pitch kPitch) become those of its inverse; 16 lanes, one column each.
+__device__ __forceinline__ void invert_block(float *l, int column) {
+  float x[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int m = 0; m < i; ++m) sum[m & 1] = fmaf(l[i * kPitch + m], x[m], sum[m & 1]);
+    x[i] = (i == column ? 1.0f : 0.0f) - (sum[0] + sum[1]);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16; ++i) l[i * kPitch + column] = x[i];
+}
+
+// acc[16x16] += a[16x16] block^T, a as two m16k8 first operands whose columns are paired as the sums' are.
+__device__ __forceinline__ void multiply_block(float (&acc)[2][4], const uint32_t (&a)[2][4], const float *block, int g,
+                                               int t) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const float2 pair = *reinterpret_cast<const float2 *>(block + (8 * half + g) * kPitch + 8 * step + 2 * t);
+      multiply_tf32(acc[half], a[step], to_tf32(pair.x), to_tf32(pair.y));
+    }
+  }
+}
+
+__device__ __forceinline__ void as_operand(uint32_t (&a)[2][4], const float (&acc)[2][4], float sign) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    a[step][0] = to_tf32(sign * acc[step][0]);
+    a[step][1] = to_tf32(sign * acc[step][2]);
+    a[step][2] = to_tf32(sign * acc[step][1]);
+    a[step][3] = to_tf32(sign * acc[step][3]);
+  }
+}
+
+// Block (i_block, j_block) of the image from its transpose, column j scaled by beta_j.
+__device__ __forceinline__ void store_block(uint32_t image, const float (&acc)[2][4], float beta0, float beta8,
+                                            int i_block, int j_block, int lane) {
+  const int tile = lane / 8;
+  const uint32_t address =
+      image + swizzled(16 * i_block + 8 * (tile >> 1) + lane % 8, (16 * j_block + 8 * (tile & 1)) * 2);
+  store_tiles_transposed(address, pack_bf16(beta0 * acc[0][0], beta0 * acc[0][1]),
+                         pack_bf16(beta8 * acc[0][2], beta8 * acc[0][3]),
+                         pack_bf16(beta0 * acc[1][0], beta0 * acc[1][1]),
+                         pack_bf16(beta8 * acc[1][2], beta8 * acc[1][3]));
+}
+
+// T diag(beta) of the unit lower I + L whose diagonal blocks are already inverted; the whole warpgroup.
+__device__ __forceinline__ void finish_inverse(PrepShared &shared, uint32_t image, int warp, int lane) {
+  const int g = lane / 4, t = lane % 4, column = warp;
+  const float beta0 = shared.beta[16 * column + g], beta8 = shared.beta[16 * column + g + 8];
+  float *l = shared.l;
+  float acc[2][4];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      acc[half][e] = l[(16 * column + 8 * half + 2 * t + (e & 1)) * kPitch + 16 * column + g + 8 * (e >> 1)];
+    }
+  }
+  uint32_t done[4][2][4];
+  as_operand(done[0], acc, 1.0f);
+  store_block(image, acc, beta0, beta8, column, column, lane);
+  const float none[2][4] = {};
+  for (int i = 0; i < column; ++i) store_block(image, none, 0.0f, 0.0f, i, column, lane);
+#pragma unroll
+  for (int down = 1; down < 4; ++down) {
+    const int i = column + down;
+    if (i < 4) {
+      float sum[2][4] = {}, result[2][4] = {};
+#pragma unroll
+      for (int m = 0; m < down; ++m) multiply_block(sum, done[m], l + 16 * i * kPitch + 16 * (column + m), g, t);
+      uint32_t operand[2][4];
+      as_operand(operand, sum, -1.0f);
+      multiply_block(result, operand, l + 16 * i * kPitch + 16 * i, g, t);
+      store_block(image, result, beta0, beta8, i, column, lane);
+      if (down < 3) as_operand(done[down], result, 1.0f);
+    }
+  }
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase>
+__global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepArguments in) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  PrepShared &shared = *reinterpret_cast<PrepShared *>(raw);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+  const int slot = blockIdx.x, hv = blockIdx.y, h = hv / (in.shape.HV / in.shape.H);
+  const uint32_t loaded = shared_address(&shared.loaded);
+  const uint32_t q_tile = shared_address(shared.q), k_tile = shared_address(shared.k);
+  const Chunk chunk = chunk_of(in.shape, slot);
+
+  if (in.o_rows_left_over) {
+    const int begin = offset_of(in.shape, 0), end = offset_of(in.shape, in.shape.N);
+    const int row = slot * kChunk + thread / 2;
+    if (row < in.shape.T && (row < begin || row >= end)) {
+      uint4 *out = reinterpret_cast<uint4 *>(static_cast<__nv_bfloat16 *>(in.o) + row * in.o_strides.token +
+                                             hv * in.o_strides.head) + thread % 2 * 8;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) out[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  if (chunk.rows == 0) return;
+
+  if (thread == 0) {
+    barrier_init(loaded, 1);
+    barrier_init_fence();
+    barrier_expect_bytes(loaded, 4 * kTileBytes);
+    for (int half = 0; half < 2; ++half) {
+      load_box(k_tile + half * kTileBytes, &in.k, loaded, 64 * half, h, chunk.start, chunk.batch);
+      load_box(q_tile + half * kTileBytes, &in.q, loaded, 64 * half, h, chunk.start, chunk.batch);
+    }
+  }
+
+  double sum = 0.0;
+  if (thread < kChunk) {
+    const bool inside = thread < chunk.rows;
+    const int64_t token = chunk.start + thread;
+    if constexpr (kErase == Sm90Erase::kShared) {
+      const auto &s = in.beta_strides;
+      shared.beta[thread] =
+          inside ? load_real(in.beta, in.beta_type, chunk.batch * s.batch + token * s.token + hv * s.head) : 0.0f;
+    }
+    if constexpr (kGate == Sm90Gate::kScalar) {
+      const auto &s = in.g_strides;
+      const float gate =
+          inside ? load_real(in.g, in.g_type, chunk.batch * s.batch + token * s.token + hv * s.head) : 0.0f;
+      sum = gate < kLeastGate ? kLeastGate : static_cast<double>(gate);
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const double before = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += before;
+      }
+      if (thread == 31) shared.carry = sum;
+    }
+  }
+  __syncthreads();
+  if constexpr (kGate == Sm90Gate::kScalar) {
+    if (thread < kChunk) {
+      sum = (thread >= 32 ? sum + shared.carry : sum) * 1.4426950408889634;
+      shared.high[thread] = static_cast<float>(sum);
+      shared.low[thread] = static_cast<float>(sum - static_cast<double>(shared.high[thread]));
+    }
+    __syncthreads();
+    if (thread < kChunk) {
+      const float high = shared.high[thread], low = shared.low[thread];
+      shared.factors[thread] = exp2f(high + low);
+      shared.factors[kChunk + thread] = exp2f((shared.high[63] - high) + (shared.low[63] - low));
+    }
+  } else if (thread < kChunk) {
+    shared.factors[thread] = shared.factors[kChunk + thread] = 1.0f;
+  }
+
+  barrier_wait(loaded, 0);
+  if (chunk.rows < kChunk) {
+    for (int i = thread; i < (kChunk - chunk.rows) * 8; i += 128) {
+      const int row = chunk.rows + i / 8;
+      for (int half = 0; half < 2; ++half) {
+        *reinterpret_cast<uint4 *>(shared.k + half * kTileBytes + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4 *>(shared.q + half * kTileBytes + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
+      }
+    }
+    fence_async_shared();
+    __syncthreads();
+  }
+
+  float kk[32], qk[32];
+  hold(kk);
+  hold(qk);
+  product_fence();
+  if constexpr (kErase == Sm90Erase::kShared) {
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      const uint64_t rows = rows_along_sum(k_tile + step / 4 * kTileBytes + step % 4 * 32);
+      multiply_n64_shared(kk, rows, rows, step > 0);
+    }
+    product_commit();
+  }
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    const uint32_t offset = step / 4 * kTileBytes + step % 4 * 32;
+    multiply_n64_shared(qk, rows_along_sum(q_tile + offset), rows_along_sum(k_tile + offset), step > 0);
+  }
+  product_commit();
+  product_wait<0>();
+  hold(kk);
+  hold(qk);
+
+  const int row0 = 16 * warp + g, row8 = row0 + 8;
+  float high0 = 0, low0 = 0, high8 = 0, low8 = 0, beta0 = 0, beta8 = 0;
+  if constexpr (kGate == Sm90Gate::kScalar) {
+    high0 = shared.high[row0], low0 = shared.low[row0], high8 = shared.high[row8], low8 = shared.low[row8];
+  }
+  if constexpr (kErase == Sm90Erase::kShared) beta0 = shared.beta[row0], beta8 = shared.beta[row8];
+#pragma unroll
+  for (int tile = 0; tile < 8; ++tile) {
+    const int column = 8 * tile + 2 * t;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int i = e < 2 ? row0 : row8, j = column + (e & 1);
+      float decay = 1.0f;
+      if constexpr (kGate == Sm90Gate::kScalar) {
+        decay = exp2f(((e < 2 ? high0 : high8) - shared.high[j]) + ((e < 2 ? low0 : low8) - shared.low[j]));
+      }
+      const float key = decay * kk[4 * tile + e] * (e < 2 ? beta0 : beta8);
+      const float score = decay * qk[4 * tile + e] * in.scale;
+      kk[4 * tile + e] = j < i ? key : 0.0f;
+      qk[4 * tile + e] = j <= i ? score : 0.0f;
+    }
+    if constexpr (kErase == Sm90Erase::kShared) {
+      *reinterpret_cast<float2 *>(shared.l + row0 * kPitch + column) = make_float2(kk[4 * tile], kk[4 * tile + 1]);
+      *reinterpret_cast<float2 *>(shared.l + row8 * kPitch + column) = make_float2(kk[4 * tile + 2], kk[4 * tile + 3]);
+    }
+  }
+  __syncthreads();
+
+  {
+    const int tile = lane / 8;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const float *p = qk + 8 * pair;
+      store_tiles(q_tile + swizzled(16 * warp + 8 * (tile & 1) + lane % 8, (2 * pair + (tile >> 1)) * 16),
+                  pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7]));
+    }
+  }
+  if constexpr (kErase == Sm90Erase::kShared) {
+    if (warp < 2) {
+      const int block = 2 * warp + lane / 16;
+      invert_block(shared.l + 16 * block * kPitch + 16 * block, lane % 16);
+    }
+    __syncthreads();
+    finish_inverse(shared, k_tile, warp, lane);
+  }
+  fence_async_shared();
+  __syncthreads();
+  if (thread == 0) {
+    const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + slot;
+    store_bytes(in.tiles.scores + index * kTileBytes, q_tile, kTileBytes);
+    if constexpr (kErase == Sm90Erase::kShared) store_bytes(in.tiles.solve + index * kTileBytes, k_tile, kTileBytes);
+    store_bytes(in.tiles.factors + index * (kFactorBytes / 4), shared_address(shared.factors), kFactorBytes);
+    store_commit();
+    store_wait<0>();
+  }
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase>
+cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
+  auto kernel = prep_kernel<kGate, kErase>;
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PrepShared));
+  if (status != cudaSuccess) return status;
+  kernel<<<dim3(in.shape.slots, in.shape.HV), 128, sizeof(PrepShared), stream>>>(in);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t launch_prep(const PrepArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  if (erase == Sm90Erase::kShared) {
+    if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kShared>(in, stream);
+    if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kShared>(in, stream);
+  } else {
+    if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kNone>(in, stream);
+    if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kNone>(in, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace fw::sm90

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Part of sm90_forward.cu: the times.
+namespace {
+
+void add_more(std::vector<Case> &) {}
+
+__device__ float draw_normal(uint64_t index, uint32_t seed) {
+  uint64_t x = (index + 1) * 0x9e3779b97f4a7c15ull + seed * 0xbf58476d1ce4e5b9ull;
+  x ^= x >> 30, x *= 0xbf58476d1ce4e5b9ull, x ^= x >> 27, x *= 0x94d049bb133111ebull, x ^= x >> 31;
+  const float u = (static_cast<uint32_t>(x) + 1.0f) * 2.3283064e-10f, v = static_cast<uint32_t>(x >> 32) * 2.3283064e-10f;
+  return sqrtf(-2.0f * logf(fminf(u, 1.0f))) * cospif(2.0f * v);
+}
+
+// One warp a row of 128; unit: scaled to length 1.
+__global__ void fill_rows(__nv_bfloat16 *out, int64_t rows, uint32_t seed, bool unit) {
+  const int64_t row = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / 32;
+  if (row >= rows) return;
+  float x[4], sum = 0;
+  for (int i = 0; i < 4; ++i) x[i] = draw_normal(row * 128 + threadIdx.x % 32 * 4 + i, seed), sum += x[i] * x[i];
+  for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  for (int i = 0; i < 4; ++i) out[row * 128 + threadIdx.x % 32 * 4 + i] = __float2bfloat16(unit ? x[i] * rsqrtf(sum) : x[i]);
+}
+
+// gate 0: sigmoid; 1: 0.01 * logsigmoid; 2: max(logsigmoid, -5).
+__global__ void fill_gates(__nv_bfloat16 *out, int64_t count, uint32_t seed, int kind) {
+  const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (i >= count) return;
+  const float x = draw_normal(i, seed), l = -log1pf(expf(-x));
+  out[i] = __float2bfloat16(kind == 0 ? 1.0f / (1.0f + expf(-x)) : kind == 1 ? 0.01f * l : fmaxf(l, -5.0f));
+}
+
+double copy_rate(float *buffer, size_t bytes) {
+  cudaEvent_t a, b;
+  MUST(cudaEventCreate(&a));
+  MUST(cudaEventCreate(&b));
+  std::vector<float> times;
+  for (int i = 0; i < 9; ++i) {
+    MUST(cudaEventRecord(a));
+    MUST(cudaMemcpyAsync(buffer + bytes / 8, buffer, bytes / 2, cudaMemcpyDeviceToDevice));
+    MUST(cudaEventRecord(b));
+    MUST(cudaEventSynchronize(b));
+    float ms;
+    MUST(cudaEventElapsedTime(&ms, a, b));
+    times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  return bytes / times[4] * 1e-6;
+}
+
+int time_all(const std::string &only) {
+  struct Row {
+    const char *op;
+    Sm90Gate gate;
+    Sm90Erase erase;
+    int B, T, HV;
+    double floor, goal;
+    int weak;
+  };
+  const auto scalar = Sm90Gate::kScalar, none = Sm90Gate::kNone, vector = Sm90Gate::kVector;
+  const auto erase = Sm90Erase::kShared, plain = Sm90Erase::kNone;
+  const Row rows[] = {
+      {"gdn", scalar, erase, 1, 8192, 64, .126, .24, 0},  {"gdn", scalar, erase, 1, 8192, 64, .126, .24, 1},
+      {"gdn", scalar, erase, 1, 32768, 8, .063, .14, 0},  {"gdn", scalar, erase, 1, 32768, 8, .063, .14, 1},
+      {"gdn", scalar, erase, 8, 2048, 16, .063, .10, 0},  {"gdn", scalar, erase, 1, 8192, 16, .032, .08, 0},
+      {"gdn", scalar, erase, 1, 2048, 8, .004, .035, 0},  {"delta", none, erase, 1, 8192, 64, .126, .24, 0},
+      {"delta", none, erase, 1, 32768, 8, .063, .14, 0},  {"kda", vector, erase, 1, 8192, 64, .156, .36, 0},
+      {"kda", vector, erase, 1, 8192, 64, .156, .36, 1},  {"kda", vector, erase, 1, 32768, 8, .078, .19, 0},
+      {"kda", vector, erase, 1, 32768, 8, .078, .19, 1},  {"kda", vector, erase, 8, 2048, 16, .078, .18, 0},
+      {"kda", vector, erase, 8, 2048, 16, .078, .18, 1},  {"kda", vector, erase, 1, 8192, 16, .039, .10, 0},
+      {"kda", vector, erase, 1, 8192, 16, .039, .10, 1},  {"gla", vector, plain, 1, 8192, 64, .156, .28, 0},
+      {"gla", vector, plain, 1, 32768, 8, .078, .14, 0},
+  };
+  const size_t flush_bytes = size_t{256} << 20, most = size_t{8192} * 64 * 128;
+  float *flush;
+  __nv_bfloat16 *q, *k, *v, *o, *g, *beta;
+  void *workspace;
+  size_t workspace_bytes = size_t{2} << 30;
+  MUST(cudaMalloc(&flush, size_t{4} << 30));
+  MUST(cudaMalloc(&q, most * 2));
+  MUST(cudaMalloc(&k, most * 2));
+  MUST(cudaMalloc(&v, most * 2));
+  MUST(cudaMalloc(&o, most * 2));
+  MUST(cudaMalloc(&g, most * 2));
+  MUST(cudaMalloc(&beta, most / 64));
+  MUST(cudaMalloc(&workspace, workspace_bytes));
+  const int64_t all_rows = most / 128;
+  const unsigned blocks = static_cast<unsigned>(all_rows * 32 / 256);
+  fill_rows<<<blocks, 256>>>(q, all_rows, 1, false);
+  fill_rows<<<blocks, 256>>>(k, all_rows, 2, true);
+  fill_rows<<<blocks, 256>>>(v, all_rows, 3, false);
+  fill_gates<<<static_cast<unsigned>(all_rows / 256), 256>>>(beta, all_rows, 4, 0);
+  MUST(cudaDeviceSynchronize());
+  std::printf("copy %.0f GB/s\n", copy_rate(flush, size_t{4} << 30));
+  const char *folder = std::getenv("OUT");
+  FILE *json = folder ? std::fopen((std::string(folder) + "/sm90_forward.json").c_str(), "w") : nullptr;
+  if (json) std::fprintf(json, "[");
+  cudaStream_t stream;
+  MUST(cudaStreamCreate(&stream));
+  cudaEvent_t begin, end;
+  MUST(cudaEventCreate(&begin));
+  MUST(cudaEventCreate(&end));
+  const char *comma = "";
+  for (const Row &row : rows) {
+    if (!only.empty() && only.find(row.op) == std::string::npos) continue;
+    fill_gates<<<static_cast<unsigned>((row.gate == vector ? most : all_rows) / 256), 256>>>(
+        g, row.gate == vector ? most : all_rows, 5, row.weak ? 1 : 2);
+    MUST(cudaDeviceSynchronize());
+    for (int invariant = 0; invariant < 2; ++invariant) {
+      Sm90Forward f = {};
+      f.gate = row.gate, f.erase = row.erase, f.B = f.N = row.B, f.T = row.T, f.H = f.HV = row.HV, f.K = f.V = 128;
+      f.q = q, f.k = k, f.v = v, f.o = o, f.g = g, f.beta = beta;
+      f.g_type = f.beta_type = Sm90Real::kBfloat16;
+      const int64_t h = row.HV * 128;
+      f.q_strides = f.k_strides = f.v_strides = f.o_strides = {row.T * h, h, 128};
+      f.beta_strides = {int64_t{row.T} * row.HV, row.HV, 1};
+      f.g_strides = row.gate == vector ? f.v_strides : f.beta_strides;
+      f.scale = 0.0883883f, f.g_min = -5.0f, f.batch_invariant = invariant;
+      if (const char *refusal = sm90_forward_refusal(f)) {
+        std::printf("%-6s %dx%dx%d refused: %s\n", row.op, row.B, row.T, row.HV, refusal);
+        break;
+      }
+      if (sm90_forward_workspace(f) > workspace_bytes) std::exit(3);
+      MUST(sm90_forward_launch(f, workspace, stream));
+      cudaGraph_t graph;
+      cudaGraphExec_t exec;
+      MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+      MUST(sm90_forward_launch(f, workspace, stream));
+      MUST(cudaStreamEndCapture(stream, &graph));
+      MUST(cudaGraphInstantiate(&exec, graph, 0));
+      std::vector<float> times;
+      for (int i = 0; i < 33; ++i) {
+        MUST(cudaMemsetAsync(flush, i, flush_bytes, stream));
+        MUST(cudaEventRecord(begin, stream));
+        MUST(cudaGraphLaunch(exec, stream));
+        MUST(cudaEventRecord(end, stream));
+        MUST(cudaEventSynchronize(end));
+        float ms;
+        MUST(cudaEventElapsedTime(&ms, begin, end));
+        if (i >= 3) times.push_back(ms);
+      }
+      std::sort(times.begin(), times.end());
+      const double ms = times[times.size() / 2];
+      std::printf("%-6s %dx%5dx%-3d %-6s %-9s %.4f ms  least %.4f  floor %.3f (%2.0f %%)  goal %.3f %s  workspace %.0f B/token/head\n",
+                  row.op, row.B, row.T, row.HV, row.weak ? "weak" : "strong", invariant ? "invariant" : "", ms, times[0],
+                  row.floor, 100 * row.floor / ms, row.goal, ms <= row.goal ? "met" : "missed",
+                  static_cast<double>(sm90_forward_workspace(f)) / (double(row.B) * row.T * row.HV));
+      if (json) {
+        std::fprintf(json, "%s{\"op\":\"%s\",\"B\":%d,\"T\":%d,\"HV\":%d,\"weak\":%d,\"batch_invariant\":%d,\"ms\":%.5f,\"least\":%.5f,\"floor\":%.4f,\"goal\":%.4f}",
+                     comma, row.op, row.B, row.T, row.HV, row.weak, invariant, ms, times[0], row.floor, row.goal);
+        comma = ",\n";
+      }
+      MUST(cudaGraphExecDestroy(exec));
+      MUST(cudaGraphDestroy(graph));
+    }
+  }
+  if (json) std::fprintf(json, "]\n"), std::fclose(json);
+  return 0;
+}
+
+}  // namespace
