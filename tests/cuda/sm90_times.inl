@@ -47,6 +47,7 @@ double copy_rate(float *buffer, size_t bytes) {
   return bytes / times[4] * 1e-6;
 }
 
+// only: an operator, or a shape such as gdn:8x2048x16, or nothing.
 int time_all(const std::string &only) {
   struct Row {
     const char *op;
@@ -101,7 +102,9 @@ int time_all(const std::string &only) {
   MUST(cudaEventCreate(&end));
   const char *comma = "";
   for (const Row &row : rows) {
-    if (!only.empty() && only.find(row.op) == std::string::npos) continue;
+    const std::string shape = std::string(row.op) + ":" + std::to_string(row.B) + "x" + std::to_string(row.T) + "x" +
+                              std::to_string(row.HV);
+    if (shape.compare(0, only.size(), only) != 0) continue;
     fill_gates<<<static_cast<unsigned>((row.gate == vector ? most : all_rows) / 256), 256>>>(
         g, row.gate == vector ? most : all_rows, 5, row.weak ? 1 : 2);
     MUST(cudaDeviceSynchronize());

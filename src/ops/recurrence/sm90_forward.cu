@@ -37,7 +37,7 @@ Layout layout(const Sm90Forward &in) {
   Layout at = {};
   at.scores = aligned(tiles * (in.erase == Sm90Erase::kShared ? kTileBytes : 0));
   at.factors = at.scores + aligned(tiles * kTileBytes);
-  at.total = at.factors + aligned(tiles * kFactorBytes);
+  at.total = at.factors + aligned(tiles * sizeof(Factors));
   return at;
 }
 
@@ -102,7 +102,7 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
                        static_cast<int>((in.T + kChunk - 1) / kChunk),
                        in.cu_seqlens,
                        in.cu_seqlens_64};
-  const Tiles tiles = {base + at.solve, base + at.scores, reinterpret_cast<float *>(base + at.factors)};
+  const Tiles tiles = {base + at.solve, base + at.scores, reinterpret_cast<Factors *>(base + at.factors)};
 
   PrepArguments prep = {};
   cudaError_t status = encode(&prep.q, in.q, in.q_strides, in.H, in);

@@ -12,7 +12,14 @@ namespace fw::sm90 {
 constexpr int kChunk = kSm90Chunk;
 constexpr int kKey = 128;
 constexpr int kTileBytes = 64 * 128;    // 64 rows of 64 bf16, 128-byte swizzle
-constexpr int kFactorBytes = 2 * 64 * 4;  // exp(G_i), then exp(G_end - G_i)
+// One row of floats a (head, slot): what multiplies tokens.
+struct alignas(16) Factors {
+  float beta[kChunk];
+  float beta_decay[kChunk];   // beta_i exp(G_i)
+  float scale_decay[kChunk];  // scale exp(G_i)
+  float rest[kChunk];         // exp(G_end - G_i)
+  float all[4];               // exp(G_end)
+};
 constexpr float kLog2e = 1.4426950408889634f;
 
 struct Shape {
@@ -67,9 +74,9 @@ __device__ __forceinline__ Chunk chunk_of(const Shape &shape, int slot) {
 
 // Tiles of one (head, slot): images in the swizzled form in which the scan reads them.
 struct Tiles {
-  unsigned char *solve;   // T diag(beta)
+  unsigned char *solve;   // T
   unsigned char *scores;  // scale * masked, gated q k^T
-  float *factors;
+  Factors *factors;
 };
 
 }  // namespace fw::sm90

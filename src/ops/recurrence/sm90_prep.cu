@@ -6,8 +6,8 @@
 //   3. L = strict lower part of beta_i k k^T in fp32; its four 16x16 diagonal blocks inverted by substitution in fp32
 //      (one column a thread, in place), then warp J finishes block column J of T = (I + L)^-1 from top to bottom in tf32:
 //      T_IJ^T = -(sum over J <= M < I of T_MJ^T L_IM^T) T_II^T, each result being the next first operand in registers.
-//   4. T diag(beta) and the scores leave as swizzled bf16 images by bulk store, the gate factors as 128 floats.
-// Shared memory: q 16384 (then the scores' image), k 16384 (then the image of T), L 18432, vectors 1280 bytes.
+//   4. T and the scores leave as swizzled bf16 images by bulk store, the factors of tokens as floats.
+// Shared memory: q 16384 (then the scores' image), k 16384 (then the image of T), L 18432, vectors 2080 bytes.
 // Handing over: one mbarrier for the loads; __syncthreads between the numbered steps.
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
@@ -26,8 +26,8 @@ struct __align__(1024) PrepShared {
   unsigned char q[2 * kTileBytes];
   unsigned char k[2 * kTileBytes];
   float l[kChunk * kPitch];
-  float high[kChunk], low[kChunk], beta[kChunk];
-  float factors[2 * kChunk];
+  float high[kChunk], low[kChunk];
+  Factors factors;
   double carry;
   uint64_t loaded;
 };
@@ -75,22 +75,19 @@ __device__ __forceinline__ void as_operand(uint32_t (&a)[2][4], const float (&ac
   }
 }
 
-// Block (i_block, j_block) of the image from its transpose, column j scaled by beta_j.
-__device__ __forceinline__ void store_block(uint32_t image, const float (&acc)[2][4], float beta0, float beta8,
-                                            int i_block, int j_block, int lane) {
+// Block (i_block, j_block) of the image from its transpose.
+__device__ __forceinline__ void store_block(uint32_t image, const float (&acc)[2][4], int i_block, int j_block,
+                                            int lane) {
   const int tile = lane / 8;
   const uint32_t address =
       image + swizzled(16 * i_block + 8 * (tile >> 1) + lane % 8, (16 * j_block + 8 * (tile & 1)) * 2);
-  store_tiles_transposed(address, pack_bf16(beta0 * acc[0][0], beta0 * acc[0][1]),
-                         pack_bf16(beta8 * acc[0][2], beta8 * acc[0][3]),
-                         pack_bf16(beta0 * acc[1][0], beta0 * acc[1][1]),
-                         pack_bf16(beta8 * acc[1][2], beta8 * acc[1][3]));
+  store_tiles_transposed(address, pack_bf16(acc[0][0], acc[0][1]), pack_bf16(acc[0][2], acc[0][3]),
+                         pack_bf16(acc[1][0], acc[1][1]), pack_bf16(acc[1][2], acc[1][3]));
 }
 
-// T diag(beta) of the unit lower I + L whose diagonal blocks are already inverted; the whole warpgroup.
+// T of the unit lower I + L whose diagonal blocks are already inverted; the whole warpgroup.
 __device__ __forceinline__ void finish_inverse(PrepShared &shared, uint32_t image, int warp, int lane) {
   const int g = lane / 4, t = lane % 4, column = warp;
-  const float beta0 = shared.beta[16 * column + g], beta8 = shared.beta[16 * column + g + 8];
   float *l = shared.l;
   float acc[2][4];
 #pragma unroll
@@ -102,9 +99,9 @@ __device__ __forceinline__ void finish_inverse(PrepShared &shared, uint32_t imag
   }
   uint32_t done[4][2][4];
   as_operand(done[0], acc, 1.0f);
-  store_block(image, acc, beta0, beta8, column, column, lane);
+  store_block(image, acc, column, column, lane);
   const float none[2][4] = {};
-  for (int i = 0; i < column; ++i) store_block(image, none, 0.0f, 0.0f, i, column, lane);
+  for (int i = 0; i < column; ++i) store_block(image, none, i, column, lane);
 #pragma unroll
   for (int down = 1; down < 4; ++down) {
     const int i = column + down;
@@ -115,7 +112,7 @@ __device__ __forceinline__ void finish_inverse(PrepShared &shared, uint32_t imag
       uint32_t operand[2][4];
       as_operand(operand, sum, -1.0f);
       multiply_block(result, operand, l + 16 * i * kPitch + 16 * i, g, t);
-      store_block(image, result, beta0, beta8, i, column, lane);
+      store_block(image, result, i, column, lane);
       if (down < 3) as_operand(done[down], result, 1.0f);
     }
   }
@@ -154,13 +151,14 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
   }
 
   double sum = 0.0;
+  float beta = 0.0f;
   if (thread < kChunk) {
     const bool inside = thread < chunk.rows;
     const int64_t token = chunk.start + thread;
     if constexpr (kErase == Sm90Erase::kShared) {
       const auto &s = in.beta_strides;
-      shared.beta[thread] =
-          inside ? load_real(in.beta, in.beta_type, chunk.batch * s.batch + token * s.token + hv * s.head) : 0.0f;
+      if (inside) beta = load_real(in.beta, in.beta_type, chunk.batch * s.batch + token * s.token + hv * s.head);
+      shared.factors.beta[thread] = beta;
     }
     if constexpr (kGate == Sm90Gate::kScalar) {
       const auto &s = in.g_strides;
@@ -184,12 +182,12 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
     }
     __syncthreads();
     if (thread < kChunk) {
-      const float high = shared.high[thread], low = shared.low[thread];
-      shared.factors[thread] = exp2f(high + low);
-      shared.factors[kChunk + thread] = exp2f((shared.high[63] - high) + (shared.low[63] - low));
+      const float high = shared.high[thread], low = shared.low[thread], decay = exp2f(high + low);
+      shared.factors.beta_decay[thread] = beta * decay;
+      shared.factors.scale_decay[thread] = in.scale * decay;
+      shared.factors.rest[thread] = exp2f((shared.high[63] - high) + (shared.low[63] - low));
+      if (thread == kChunk - 1) shared.factors.all[0] = decay;
     }
-  } else if (thread < kChunk) {
-    shared.factors[thread] = shared.factors[kChunk + thread] = 1.0f;
   }
 
   barrier_wait(loaded, 0);
@@ -232,7 +230,7 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
   if constexpr (kGate == Sm90Gate::kScalar) {
     high0 = shared.high[row0], low0 = shared.low[row0], high8 = shared.high[row8], low8 = shared.low[row8];
   }
-  if constexpr (kErase == Sm90Erase::kShared) beta0 = shared.beta[row0], beta8 = shared.beta[row8];
+  if constexpr (kErase == Sm90Erase::kShared) beta0 = shared.factors.beta[row0], beta8 = shared.factors.beta[row8];
 #pragma unroll
   for (int tile = 0; tile < 8; ++tile) {
     const int column = 8 * tile + 2 * t;
@@ -278,7 +276,7 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
     const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + slot;
     store_bytes(in.tiles.scores + index * kTileBytes, q_tile, kTileBytes);
     if constexpr (kErase == Sm90Erase::kShared) store_bytes(in.tiles.solve + index * kTileBytes, k_tile, kTileBytes);
-    store_bytes(in.tiles.factors + index * (kFactorBytes / 4), shared_address(shared.factors), kFactorBytes);
+    store_bytes(in.tiles.factors + index, shared_address(&shared.factors), sizeof(Factors));
     store_commit();
     store_wait<0>();
   }
