@@ -339,7 +339,11 @@ int main(int argc, char **argv) {
   for (const Data data : {kStrong, kSimilar, kHold, kOneSign, kZeroGate, kInfiniteRows, kWeak, kBigGate}) {
     cases.push_back({"gdn 2x515 H2 HV4", scalar, erase, 2, 515, 2, 4, data, true, V, {}, data == kStrong, inf});
   }
-  cases.push_back({"gdn 1x333 H64 (chains 2)", scalar, erase, 1, 333, 64, 128, kPlain, true, K, {}, false, inf});
+  for (const Data data : {kPlain, kStrong, kSimilar, kHold, kOneSign}) {
+    cases.push_back({"gdn 1x2100 H2 segments", scalar, erase, 1, 2100, 2, 2, data, true, data == kHold ? K : V, {}, false, inf});
+  }
+  cases.push_back({"gdn pack 1x3000 H1 segments", scalar, erase, 1, 3000, 1, 2, kPlain, true, K, {0, 100, 1700, 1700, 2900}, false, inf});
+  cases.push_back({"gdn 1x333 H64 HV128", scalar, erase, 1, 333, 64, 128, kPlain, true, K, {}, false, inf});
   for (const Data data : {kPlain, kSimilar, kHold, kOneSign}) {
     cases.push_back({"delta_rule 1x512x2", none, erase, 1, 512, 2, 2, data, true, K, {}, false, inf});
   }

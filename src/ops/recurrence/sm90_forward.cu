@@ -28,16 +28,26 @@ int64_t slots(const Sm90Forward &in) {
   return in.cu_seqlens ? in.T / kChunk + in.N : in.B * ((in.T + kChunk - 1) / kChunk);
 }
 
+// How many pieces each sequence is cut into so that the pairs of CTAs fill the card; from the shapes alone.
+int segments(const Sm90Forward &in) {
+  constexpr int64_t kPairs = 66, kMost = 16, kLeastChunks = 8;
+  if (in.batch_invariant) return 1;
+  const int64_t heads = in.N * in.HV, chunks = ((in.cu_seqlens ? in.T / in.N : in.T) + kChunk - 1) / kChunk;
+  return static_cast<int>(std::max<int64_t>(1, std::min({kPairs / heads, chunks / kLeastChunks, kMost})));
+}
+
 struct Layout {
-  size_t solve, scores, factors, total;
+  size_t solve, factors, summary, start, total;
 };
 
 Layout layout(const Sm90Forward &in) {
-  const size_t tiles = static_cast<size_t>(slots(in)) * in.HV;
+  const size_t tiles = static_cast<size_t>(slots(in)) * in.HV, pieces = segments(in);
+  const size_t states = pieces == 1 ? 0 : static_cast<size_t>(in.N) * in.HV * pieces * (kKey * kKey * sizeof(float));
   Layout at = {};
-  at.scores = aligned(tiles * (in.erase == Sm90Erase::kShared ? kTileBytes : 0));
-  at.factors = at.scores + aligned(tiles * kTileBytes);
-  at.total = at.factors + aligned(tiles * sizeof(Factors));
+  at.factors = at.solve + aligned(tiles * (in.erase == Sm90Erase::kShared ? kTileBytes : 0));
+  at.summary = at.factors + aligned(tiles * sizeof(Factors));
+  at.start = at.summary + 2 * states;
+  at.total = at.start + states;
   return at;
 }
 
@@ -102,15 +112,16 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
                        static_cast<int>((in.T + kChunk - 1) / kChunk),
                        in.cu_seqlens,
                        in.cu_seqlens_64};
-  const Tiles tiles = {base + at.solve, base + at.scores, reinterpret_cast<Factors *>(base + at.factors)};
+  const Tiles tiles = {base + at.solve, reinterpret_cast<Factors *>(base + at.factors)};
 
   PrepArguments prep = {};
-  cudaError_t status = encode(&prep.q, in.q, in.q_strides, in.H, in);
-  if (status == cudaSuccess) status = encode(&prep.k, in.k, in.k_strides, in.H, in);
   ScanArguments scan = {};
+  cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in);
+  if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in);
   if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in);
   if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in);
   if (status != cudaSuccess) return status;
+  prep.k = scan.k;
   prep.shape = scan.shape = shape;
   prep.tiles = scan.tiles = tiles;
   prep.scale = scan.scale = in.scale;
@@ -120,13 +131,24 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   status = launch_prep(prep, in.gate, in.erase, stream);
   if (status != cudaSuccess) return status;
 
-  scan.q = prep.q, scan.k = prep.k;
-  scan.initial_state = in.initial_state, scan.final_state = in.final_state;
-  scan.state_key = in.layout == Sm90Layout::kKeyValue ? kKey : 1;
-  scan.state_value = in.layout == Sm90Layout::kKeyValue ? 1 : kKey;
+  const bool by_key = in.layout == Sm90Layout::kKeyValue;
+  scan.segments = segments(in);
+  scan.end_state = in.final_state;
+  scan.end_key = by_key ? kKey : 1, scan.end_value = by_key ? 1 : kKey;
   scan.o_rows = in.o, scan.o_strides = in.o_strides;
-  const int chains = in.N * in.HV >= 100 ? 2 : 1;
-  return launch_scan(scan, in.gate, in.erase, chains, stream);
+  scan.start_state = in.initial_state, scan.start_key = scan.end_key, scan.start_value = scan.end_value;
+  if (scan.segments > 1) {
+    float *start = reinterpret_cast<float *>(base + at.start);
+    scan.summary = reinterpret_cast<float *>(base + at.summary);
+    status = launch_summary(scan, in.gate, in.erase, stream);
+    if (status != cudaSuccess) return status;
+    const LinkArguments link = {static_cast<int>(in.N * in.HV), scan.segments,   scan.summary, in.initial_state,
+                                scan.start_key,                 scan.start_value, start};
+    status = launch_link(link, stream);
+    if (status != cudaSuccess) return status;
+    scan.start_state = start, scan.start_key = 1, scan.start_value = kKey;
+  }
+  return launch_scan(scan, in.gate, in.erase, stream);
 }
 
 }  // namespace fw

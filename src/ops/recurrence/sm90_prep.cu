@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores and inverse of one chunk of one head, for no gate or a scalar gate; nothing here depends on the state.
-// Grid (slots, HV), 128 threads = one warpgroup, 4 CTAs a multiprocessor.
-//   1. thread 0: q and k tiles by tensor map; meanwhile 64 threads: gates summed in fp64, kept as two floats in base 2.
-//   2. k k^T and q k^T by 16 wgmma m64n64k16; gate factors exp(G_i - G_j), j <= i, applied to the fp32 sums.
+// Inverse and gate factors of one chunk of one head, for no gate or a scalar gate; nothing here depends on the state.
+// Grid (slots, HV), 128 threads = one warpgroup, 6 CTAs a multiprocessor.
+//   1. thread 0: k tile by tensor map; meanwhile 64 threads: gates summed in fp64, kept as two floats in base 2.
+//   2. k k^T by 8 wgmma m64n64k16; gate factors exp(G_i - G_j), j < i, applied to the fp32 sums.
 //   3. L = strict lower part of beta_i k k^T in fp32; its four 16x16 diagonal blocks inverted by substitution in fp32
 //      (one column a thread, in place), then warp J finishes block column J of T = (I + L)^-1 from top to bottom in tf32:
 //      T_IJ^T = -(sum over J <= M < I of T_MJ^T L_IM^T) T_II^T, each result being the next first operand in registers.
-//   4. T and the scores leave as swizzled bf16 images by bulk store, the factors of tokens as floats.
-// Shared memory: q 16384 (then the scores' image), k 16384 (then the image of T), L 18432, vectors 2080 bytes.
+//   4. T leaves as a swizzled bf16 image by bulk store, the factors of tokens as floats.
+// Shared memory: k 16384 (then the image of T), L 18432, factors and gates 2352 bytes.
 // Handing over: one mbarrier for the loads; __syncthreads between the numbered steps.
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
@@ -23,11 +23,10 @@ constexpr int kPitch = 72;  // floats in a row of L: rows g and columns 2t of a 
 constexpr double kLeastGate = -1e4;
 
 struct __align__(1024) PrepShared {
-  unsigned char q[2 * kTileBytes];
   unsigned char k[2 * kTileBytes];
   float l[kChunk * kPitch];
-  float high[kChunk], low[kChunk];
   Factors factors;
+  float beta[kChunk];
   double carry;
   uint64_t loaded;
 };
@@ -125,8 +124,9 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int slot = blockIdx.x, hv = blockIdx.y, h = hv / (in.shape.HV / in.shape.H);
   const uint32_t loaded = shared_address(&shared.loaded);
-  const uint32_t q_tile = shared_address(shared.q), k_tile = shared_address(shared.k);
+  const uint32_t k_tile = shared_address(shared.k);
   const Chunk chunk = chunk_of(in.shape, slot);
+  launch_next();
 
   if (in.o_rows_left_over) {
     const int begin = offset_of(in.shape, 0), end = offset_of(in.shape, in.shape.N);
@@ -140,16 +140,17 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
   }
   if (chunk.rows == 0) return;
 
-  if (thread == 0) {
+  if (kErase == Sm90Erase::kShared && thread == 0) {
     barrier_init(loaded, 1);
     barrier_init_fence();
-    barrier_expect_bytes(loaded, 4 * kTileBytes);
+    barrier_expect_bytes(loaded, 2 * kTileBytes);
     for (int half = 0; half < 2; ++half) {
       load_box(k_tile + half * kTileBytes, &in.k, loaded, 64 * half, h, chunk.start, chunk.batch);
-      load_box(q_tile + half * kTileBytes, &in.q, loaded, 64 * half, h, chunk.start, chunk.batch);
     }
   }
 
+  const int row = ByToken::row(thread), column = ByToken::column(thread);
+  Factors &factors = shared.factors;
   double sum = 0.0;
   float beta = 0.0f;
   if (thread < kChunk) {
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
     if constexpr (kErase == Sm90Erase::kShared) {
       const auto &s = in.beta_strides;
       if (inside) beta = load_real(in.beta, in.beta_type, chunk.batch * s.batch + token * s.token + hv * s.head);
-      shared.factors.beta[thread] = beta;
+      shared.beta[thread] = factors.beta.at[row][column] = beta;
     }
     if constexpr (kGate == Sm90Gate::kScalar) {
       const auto &s = in.g_strides;
@@ -177,92 +178,67 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
   if constexpr (kGate == Sm90Gate::kScalar) {
     if (thread < kChunk) {
       sum = (thread >= 32 ? sum + shared.carry : sum) * 1.4426950408889634;
-      shared.high[thread] = static_cast<float>(sum);
-      shared.low[thread] = static_cast<float>(sum - static_cast<double>(shared.high[thread]));
+      factors.high[thread] = static_cast<float>(sum);
+      factors.low[thread] = static_cast<float>(sum - static_cast<double>(factors.high[thread]));
     }
     __syncthreads();
     if (thread < kChunk) {
-      const float high = shared.high[thread], low = shared.low[thread], decay = exp2f(high + low);
-      shared.factors.beta_decay[thread] = beta * decay;
-      shared.factors.scale_decay[thread] = in.scale * decay;
-      shared.factors.rest[thread] = exp2f((shared.high[63] - high) + (shared.low[63] - low));
-      if (thread == kChunk - 1) shared.factors.all[0] = decay;
+      const float high = factors.high[thread], low = factors.low[thread], decay = exp2f(high + low);
+      factors.beta_decay.at[row][column] = beta * decay;
+      factors.scale_decay.at[row][column] = in.scale * decay;
+      factors.rest.at[row][column] = exp2f((factors.high[63] - high) + (factors.low[63] - low));
+      if (thread == kChunk - 1) factors.all[0] = decay;
     }
   }
 
-  barrier_wait(loaded, 0);
-  if (chunk.rows < kChunk) {
-    for (int i = thread; i < (kChunk - chunk.rows) * 8; i += 128) {
-      const int row = chunk.rows + i / 8;
-      for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<uint4 *>(shared.k + half * kTileBytes + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
-        *reinterpret_cast<uint4 *>(shared.q + half * kTileBytes + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
-      }
-    }
-    fence_async_shared();
-    __syncthreads();
-  }
-
-  float kk[32], qk[32];
-  hold(kk);
-  hold(qk);
-  product_fence();
   if constexpr (kErase == Sm90Erase::kShared) {
+    barrier_wait(loaded, 0);
+    if (chunk.rows < kChunk) {
+      for (int i = thread; i < (kChunk - chunk.rows) * 8; i += 128) {
+        for (int half = 0; half < 2; ++half) {
+          *reinterpret_cast<uint4 *>(shared.k + half * kTileBytes + (chunk.rows + i / 8) * 128 + i % 8 * 16) =
+              make_uint4(0, 0, 0, 0);
+        }
+      }
+      fence_async_shared();
+      __syncthreads();
+    }
+    float kk[32];
+    hold(kk);
+    product_fence();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
       const uint64_t rows = rows_along_sum(k_tile + step / 4 * kTileBytes + step % 4 * 32);
       multiply_n64_shared(kk, rows, rows, step > 0);
     }
     product_commit();
-  }
-#pragma unroll
-  for (int step = 0; step < 8; ++step) {
-    const uint32_t offset = step / 4 * kTileBytes + step % 4 * 32;
-    multiply_n64_shared(qk, rows_along_sum(q_tile + offset), rows_along_sum(k_tile + offset), step > 0);
-  }
-  product_commit();
-  product_wait<0>();
-  hold(kk);
-  hold(qk);
+    product_wait<0>();
+    hold(kk);
 
-  const int row0 = 16 * warp + g, row8 = row0 + 8;
-  float high0 = 0, low0 = 0, high8 = 0, low8 = 0, beta0 = 0, beta8 = 0;
-  if constexpr (kGate == Sm90Gate::kScalar) {
-    high0 = shared.high[row0], low0 = shared.low[row0], high8 = shared.high[row8], low8 = shared.low[row8];
-  }
-  if constexpr (kErase == Sm90Erase::kShared) beta0 = shared.factors.beta[row0], beta8 = shared.factors.beta[row8];
+    const int row0 = 16 * warp + g, row8 = row0 + 8;
+    const float beta0 = shared.beta[row0], beta8 = shared.beta[row8];
+    float high0 = 0, low0 = 0, high8 = 0, low8 = 0;
+    if constexpr (kGate == Sm90Gate::kScalar) {
+      high0 = factors.high[row0], low0 = factors.low[row0], high8 = factors.high[row8], low8 = factors.low[row8];
+    }
 #pragma unroll
-  for (int tile = 0; tile < 8; ++tile) {
-    const int column = 8 * tile + 2 * t;
+    for (int tile = 0; tile < 8; ++tile) {
+      if (tile > 2 * warp + 1) break;
+      const int first = 8 * tile + 2 * t;
+      float key[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int i = e < 2 ? row0 : row8, j = column + (e & 1);
-      float decay = 1.0f;
-      if constexpr (kGate == Sm90Gate::kScalar) {
-        decay = exp2f(((e < 2 ? high0 : high8) - shared.high[j]) + ((e < 2 ? low0 : low8) - shared.low[j]));
+      for (int e = 0; e < 4; ++e) {
+        const int i = e < 2 ? row0 : row8, j = first + (e & 1);
+        float decay = 1.0f;
+        if constexpr (kGate == Sm90Gate::kScalar) {
+          decay = exp2f(((e < 2 ? high0 : high8) - factors.high[j]) + ((e < 2 ? low0 : low8) - factors.low[j]));
+        }
+        key[e] = j < i ? decay * kk[4 * tile + e] * (e < 2 ? beta0 : beta8) : 0.0f;
       }
-      const float key = decay * kk[4 * tile + e] * (e < 2 ? beta0 : beta8);
-      const float score = decay * qk[4 * tile + e] * in.scale;
-      kk[4 * tile + e] = j < i ? key : 0.0f;
-      qk[4 * tile + e] = j <= i ? score : 0.0f;
+      *reinterpret_cast<float2 *>(shared.l + row0 * kPitch + first) = make_float2(key[0], key[1]);
+      *reinterpret_cast<float2 *>(shared.l + row8 * kPitch + first) = make_float2(key[2], key[3]);
     }
-    if constexpr (kErase == Sm90Erase::kShared) {
-      *reinterpret_cast<float2 *>(shared.l + row0 * kPitch + column) = make_float2(kk[4 * tile], kk[4 * tile + 1]);
-      *reinterpret_cast<float2 *>(shared.l + row8 * kPitch + column) = make_float2(kk[4 * tile + 2], kk[4 * tile + 3]);
-    }
-  }
-  __syncthreads();
-
-  {
-    const int tile = lane / 8;
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      const float *p = qk + 8 * pair;
-      store_tiles(q_tile + swizzled(16 * warp + 8 * (tile & 1) + lane % 8, (2 * pair + (tile >> 1)) * 16),
-                  pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7]));
-    }
-  }
-  if constexpr (kErase == Sm90Erase::kShared) {
+    __syncthreads();
     if (warp < 2) {
       const int block = 2 * warp + lane / 16;
       invert_block(shared.l + 16 * block * kPitch + 16 * block, lane % 16);
@@ -274,9 +250,8 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
   __syncthreads();
   if (thread == 0) {
     const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + slot;
-    store_bytes(in.tiles.scores + index * kTileBytes, q_tile, kTileBytes);
     if constexpr (kErase == Sm90Erase::kShared) store_bytes(in.tiles.solve + index * kTileBytes, k_tile, kTileBytes);
-    store_bytes(in.tiles.factors + index, shared_address(&shared.factors), sizeof(Factors));
+    store_bytes(in.tiles.factors + index, shared_address(&factors), sizeof(Factors));
     store_commit();
     store_wait<0>();
   }

@@ -8,7 +8,7 @@
 namespace fw::sm90 {
 
 struct PrepArguments {
-  CUtensorMap q, k;
+  CUtensorMap k;
   Shape shape;
   Tiles tiles;
   const void *g, *beta;

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scan over chunks of one (sequence, head), with the outputs. The state is kept transposed, S^T, 64 value rows by
-// 128 key columns in fp32 sums of one warpgroup; every product has values on M and takes its first operand from registers.
-// Grid: kChains 1: CTA pairs (clusters), each CTA one half of the values; kChains 2: one CTA, two chain warpgroups.
-// Roles: warpgroup 0: warp 0 loads, kStages deep, k q T P fetched half by half and multicast to the pair, and zeroes the
-//        rows past the end in a last, partial chunk; warp 1 + chain stores the chain's outputs.
-//        warpgroups 1 ..: chains, each with 64 values; tensor work of a chunk in order of issue:
+// The scan over the chunks of one segment of one (sequence, head). The state is kept transposed, S^T, 64 value rows by
+// 128 key columns in fp32 sums of one warpgroup; every chain product has values on M and takes its first operand from
+// registers. Grid: pairs of CTAs (clusters); 384 threads.
+// Roles of the scan with outputs, CTA r of a pair having values 64r .. 64r + 63:
+//   warpgroup 0: warp 0 loads, kStages deep; k, q and T are fetched half by half and multicast to the pair; in a last,
+//                partial chunk it zeroes the rows past the end. Warp 1 stores the outputs.
+//   warpgroup 1: scores P = scale * masked, gated Q K^T, 8 x m64n64k16, into the slot.
+//   warpgroup 2: the chain; tensor work of a chunk in order of issue:
 //          X^T = S^T K^T                  8 x m64n64k16   meanwhile the last outputs leave
 //          O^T = S^T Q^T, first half      4 x m64n64k16   meanwhile S decays, W^T = beta (V^T - exp(G) X^T)
 //          V'^T = W^T T^T                 4 x m64n64k16
 //          O^T, second half               4 x m64n64k16   meanwhile V' becomes bf16
 //          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16  meanwhile O is scaled
 //          O^T += V'^T P^T                4 x m64n64k16   meanwhile S^T becomes bf16
-// Barriers: full[s] (loads to chains), empty[s] (chain warps of both CTAs to the loaders), tail (loads of a partial chunk
-// to the loader itself), o_filled, o_emptied (a chain's warps to its storing warp and back).
-// Shared memory a stage: k 16384, q 16384, v 8192 a chain, T 8192, P 8192, factors 1040; staging of o 8192 a chain.
+// Roles of the summary (what a segment does to any state): warpgroup 1 the same chain without outputs, from zero, giving
+// H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
+// Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
+// tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
+// Shared memory a stage: k 16384, q 16384, v 8192, T 8192, P 8192, factors 1808; staging of o 8192; 3 stages: 184384.
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
@@ -25,77 +29,81 @@ namespace {
 
 constexpr int kStages = 3;
 
-template <int kChains>
 struct __align__(1024) Stage {
   unsigned char k[2 * kTileBytes];
   unsigned char q[2 * kTileBytes];
-  unsigned char v[kChains * kTileBytes];
+  unsigned char v[kTileBytes];
   unsigned char solve[kTileBytes];
   unsigned char scores[kTileBytes];
   Factors factors;
 };
 
-template <int kChains>
 struct __align__(1024) ScanShared {
-  Stage<kChains> stage[kStages];
-  unsigned char o[kChains * kTileBytes];
-  uint64_t full[kStages], empty[kStages], tail, o_filled[kChains], o_emptied[kChains];
+  Stage stage[kStages];
+  unsigned char o[kTileBytes];
+  uint64_t full[kStages], scored[kStages], empty[kStages], tail, o_filled, o_emptied;
 };
 
-template <Sm90Gate kGate, Sm90Erase kErase, int kChains>
-__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kChains> &shared, const Span &span,
-                                            int hv, int rank, int lane) {
-  constexpr bool kPair = kChains == 1;
-  constexpr bool kSolve = kErase == Sm90Erase::kShared;
-  constexpr bool kFactors = kSolve || kGate == Sm90Gate::kScalar;
-  constexpr uint32_t kBytes = (4 + kChains + kSolve + 1) * kTileBytes + kFactors * sizeof(Factors);
-  const int h = hv / (in.shape.HV / in.shape.H);
-  const int chunks = (span.length + kChunk - 1) / kChunk;
+// The part of a sequence that one pair scans.
+struct Work {
+  int batch, start, length, first_slot;
+  int n, hv, segment, rank;
+};
+
+__device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_done) {
+  Work work;
+  work.rank = static_cast<int>(cluster_rank());
+  int tile = blockIdx.x / 2;
+  work.segment = tile % segments_done;
+  tile /= segments_done;
+  work.hv = tile % in.shape.HV, work.n = tile / in.shape.HV;
+  const Span span = span_of(in.shape, work.n);
+  const int chunks = (span.length + kChunk - 1) / kChunk, each = (chunks + in.segments - 1) / in.segments;
+  const int first = min(work.segment * each, chunks);
+  work.batch = span.batch, work.start = span.start + first * kChunk, work.first_slot = span.first_slot + first;
+  work.length = max(0, min(each * kChunk, span.length - first * kChunk));
+  return work;
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
+__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared &shared, const Work &work, int lane) {
+  constexpr bool kSolve = kErase == Sm90Erase::kShared, kFactors = kSolve || kGate == Sm90Gate::kScalar;
+  constexpr uint32_t kBytes =
+      (3 + (kSummary ? 0 : 2) + (kSolve ? 1 : 0)) * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(Factors)) : 0);
+  const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
+  const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
+  int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
   Ring<kStages> ring;
-  for (int c = 0; c < chunks; ++c, ring.next()) {
-    Stage<kChains> &stage = shared.stage[ring.slot];
-    const int row = span.start + c * kChunk, left = span.length - c * kChunk;
+  for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
+    Stage &stage = shared.stage[ring.slot];
     const uint32_t full = shared_address(&shared.full[ring.slot]);
     const uint32_t barrier = left < kChunk ? shared_address(&shared.tail) : full;
-    const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + span.first_slot + c;
     barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
     if (lane == 0) {
       barrier_expect_bytes(barrier, kBytes);
-      const uint32_t k = shared_address(stage.k), q = shared_address(stage.q);
-      const uint32_t solve = shared_address(stage.solve), scores = shared_address(stage.scores);
-      const unsigned char *from_solve = in.tiles.solve + index * kTileBytes;
-      const unsigned char *from_scores = in.tiles.scores + index * kTileBytes;
-      if constexpr (kPair) {
-        const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
-        load_box_to(k + half, &in.k, barrier, 3, 64 * rank, h, row, span.batch);
-        load_box_to(q + half, &in.q, barrier, 3, 64 * rank, h, row, span.batch);
-        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, hv, row, span.batch);
-        if constexpr (kSolve) load_bytes_to(solve + part, from_solve + part, kTileBytes / 2, barrier, 3);
-        load_bytes_to(scores + part, from_scores + part, kTileBytes / 2, barrier, 3);
-      } else {
-        for (int half = 0; half < 2; ++half) {
-          load_box(k + half * kTileBytes, &in.k, barrier, 64 * half, h, row, span.batch);
-          load_box(q + half * kTileBytes, &in.q, barrier, 64 * half, h, row, span.batch);
-          load_box(shared_address(stage.v) + half * kTileBytes, &in.v, barrier, 64 * half, hv, row, span.batch);
-        }
-        if constexpr (kSolve) load_bytes(solve, from_solve, kTileBytes, barrier);
-        load_bytes(scores, from_scores, kTileBytes, barrier);
-      }
+      load_box_to(shared_address(stage.k) + half, &in.k, barrier, 3, 64 * rank, h, row, work.batch);
+      load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
       if constexpr (kFactors) {
         load_bytes(shared_address(&stage.factors), in.tiles.factors + index, sizeof(Factors), barrier);
+      }
+      if constexpr (kSolve) {
+        load_bytes_to(shared_address(stage.solve) + part, in.tiles.solve + index * kTileBytes + part, kTileBytes / 2,
+                      barrier, 3);
+      }
+      if constexpr (!kSummary) {
+        load_box_to(shared_address(stage.q) + half, &in.q, barrier, 3, 64 * rank, h, row, work.batch);
       }
     }
     __syncwarp();
     if (left < kChunk) {
       barrier_wait(barrier, 0);
+      const uint4 zero = make_uint4(0, 0, 0, 0);
       for (int i = lane; i < (kChunk - left) * 8; i += 32) {
         const int offset = (left + i / 8) * 128 + i % 8 * 16;
-        for (int half = 0; half < 2; ++half) {
-          *reinterpret_cast<uint4 *>(stage.k + half * kTileBytes + offset) = make_uint4(0, 0, 0, 0);
-          *reinterpret_cast<uint4 *>(stage.q + half * kTileBytes + offset) = make_uint4(0, 0, 0, 0);
-        }
-        for (int half = 0; half < kChains; ++half) {
-          *reinterpret_cast<uint4 *>(stage.v + half * kTileBytes + offset) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4 *>(stage.v + offset) = zero;
+        for (int side = 0; side < 2; ++side) {
+          *reinterpret_cast<uint4 *>(stage.k + side * kTileBytes + offset) = zero;
+          if constexpr (!kSummary) *reinterpret_cast<uint4 *>(stage.q + side * kTileBytes + offset) = zero;
         }
       }
       fence_async_shared();
@@ -105,36 +113,95 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
   }
 }
 
-// One warp: the outputs of one chain, a chunk at a time, from its staging tile to rows of o.
-template <int kChains>
-__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kChains> &shared, const Span &span,
-                                              int hv, int chain, int value, int lane) {
-  const unsigned char *staging = shared.o + chain * kTileBytes;
-  const uint32_t filled = shared_address(&shared.o_filled[chain]), emptied = shared_address(&shared.o_emptied[chain]);
+// One warp: the outputs, a chunk at a time, from the staging tile to rows of o.
+__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared &shared, const Work &work, int lane) {
+  const uint32_t filled = shared_address(&shared.o_filled), emptied = shared_address(&shared.o_emptied);
   uint32_t parity = 0;
-  for (int row = span.start, end = span.start + span.length; row < end; row += kChunk, parity ^= 1) {
+  for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, parity ^= 1) {
     barrier_wait(filled, parity);
-    if (end - row >= kChunk) {
+    if (left >= kChunk) {
       if (lane == 0) {
-        store_box(&in.o, shared_address(staging), value, hv, row, span.batch);
+        store_box(&in.o, shared_address(shared.o), 64 * work.rank, work.hv, row, work.batch);
         store_commit();
         store_wait_read<0>();
         barrier_arrive(emptied);
       }
     } else {
-      __nv_bfloat16 *out = static_cast<__nv_bfloat16 *>(in.o_rows) + span.batch * in.o_strides.batch +
-                           row * in.o_strides.token + hv * in.o_strides.head + value;
-      for (int i = lane; i < (end - row) * 8; i += 32) {
+      __nv_bfloat16 *out = static_cast<__nv_bfloat16 *>(in.o_rows) + work.batch * in.o_strides.batch +
+                           row * in.o_strides.token + work.hv * in.o_strides.head + 64 * work.rank;
+      for (int i = lane; i < left * 8; i += 32) {
         *reinterpret_cast<uint4 *>(out + i / 8 * in.o_strides.token + i % 8 * 8) =
-            *reinterpret_cast<const uint4 *>(staging + swizzled(i / 8, i % 8 * 16));
+            *reinterpret_cast<const uint4 *>(shared.o + swizzled(i / 8, i % 8 * 16));
       }
     }
   }
   if (lane == 0) store_wait<0>();
 }
 
-__device__ __forceinline__ float2 pair_at(const float *factors, int tile, int t) {
-  return *reinterpret_cast<const float2 *>(factors + 8 * tile + 2 * t);
+// One warpgroup: the scores of every chunk, rows = queries, as the swizzled image that P^T is read from.
+template <Sm90Gate kGate>
+__device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared &shared, const Work &work, int thread) {
+  const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
+  const int row0 = 16 * warp + g, row8 = row0 + 8, row = 16 * warp + 8 * (part & 1) + lane % 8;
+  Ring<kStages> ring;
+  for (int left = work.length; left > 0; left -= kChunk, ring.next()) {
+    Stage &stage = shared.stage[ring.slot];
+    barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
+    uint32_t a[8][4];
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      load_tiles(a[step], shared_address(stage.q) + step / 4 * kTileBytes +
+                              swizzled(row, step % 4 * 32 + (part >> 1) * 16));
+    }
+    float d[32];
+    hold(d);
+    product_fence();
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      multiply_n64(d, a[step], rows_along_sum(shared_address(stage.k) + step / 4 * kTileBytes + step % 4 * 32),
+                   step > 0);
+    }
+    product_commit();
+    const Factors &factors = stage.factors;
+    float high0 = 0, low0 = 0, high8 = 0, low8 = 0;
+    if constexpr (kGate == Sm90Gate::kScalar) {
+      high0 = factors.high[row0], low0 = factors.low[row0], high8 = factors.high[row8], low8 = factors.low[row8];
+    }
+    product_wait<0>();
+    hold(d);
+#pragma unroll
+    for (int tile = 0; tile < 8; ++tile) {
+      if (tile > 2 * warp + 1) {
+        d[4 * tile] = d[4 * tile + 1] = d[4 * tile + 2] = d[4 * tile + 3] = 0.0f;
+        continue;
+      }
+      const int first = 8 * tile + 2 * t;
+      float2 high = {}, low = {};
+      if constexpr (kGate == Sm90Gate::kScalar) {
+        high = *reinterpret_cast<const float2 *>(factors.high + first);
+        low = *reinterpret_cast<const float2 *>(factors.low + first);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = e < 2 ? row0 : row8, j = first + (e & 1);
+        float decay = in.scale;
+        if constexpr (kGate == Sm90Gate::kScalar) {
+          decay *= exp2f(((e < 2 ? high0 : high8) - (e & 1 ? high.y : high.x)) +
+                         ((e < 2 ? low0 : low8) - (e & 1 ? low.y : low.x)));
+        }
+        d[4 * tile + e] = j <= i ? decay * d[4 * tile + e] : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const float *p = d + 8 * pair;
+      store_tiles(shared_address(stage.scores) + swizzled(row, (2 * pair + (part >> 1)) * 16), pack_bf16(p[0], p[1]),
+                  pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7]));
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&shared.scored[ring.slot]));
+  }
 }
 
 // The 64x128 sums as eight m64k16 first operands.
@@ -143,27 +210,29 @@ __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], const float (&s)
   for (int i = 0; i < 32; ++i) a[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase, int kChains>
-__device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kChains> &shared, const Span &span, int n,
-                                          int hv, int chain, int value, int thread) {
-  constexpr bool kPair = kChains == 1, kSolve = kErase == Sm90Erase::kShared, kScalar = kGate == Sm90Gate::kScalar;
-  const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
-  const int chunks = (span.length + kChunk - 1) / kChunk;
+// A thread's 16 numbers of the tokens 8j + 2t, 8j + 2t + 1.
+__device__ __forceinline__ void read_tokens(float (&to)[16], const ByToken &from, int t) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = *reinterpret_cast<const float4 *>(from.at[t] + 4 * i);
+    to[4 * i] = four.x, to[4 * i + 1] = four.y, to[4 * i + 2] = four.z, to[4 * i + 3] = four.w;
+  }
+}
+
+// One warpgroup: 64 rows of S^T over all chunks of the segment. kValues: V is read, else it is 0. kOutputs: o is written.
+template <Sm90Gate kGate, Sm90Erase kErase, bool kValues, bool kOutputs>
+__device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &shared, const Work &work, float (&s)[64],
+                                          int thread) {
+  constexpr bool kSolve = kErase == Sm90Erase::kShared, kScalar = kGate == Sm90Gate::kScalar;
+  const int warp = thread / 32, lane = thread % 32, t = lane % 4, part = lane / 8;
   // This lane's row of the 8x8 tiles of a [tokens][values] tile; + 2048 bytes for 16 tokens.
   const uint32_t corner = swizzled(8 * (part >> 1) + lane % 8, (16 * warp + 8 * (part & 1)) * 2);
-  const uint32_t staging = shared_address(shared.o) + chain * kTileBytes + corner;
-  const uint32_t filled = shared_address(&shared.o_filled[chain]), emptied = shared_address(&shared.o_emptied[chain]);
-  const int64_t state_base = (static_cast<int64_t>(n) * in.shape.HV + hv) * (kKey * kKey) +
-                             (value + 16 * warp + g) * in.state_value + 2 * t * in.state_key;
-  float s[64], x[32], o[32] = {};
-#pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    const int64_t at = state_base + (i & 2) * 4 * in.state_value + (i / 4 * 8 + (i & 1)) * in.state_key;
-    s[i] = in.initial_state ? in.initial_state[at] : 0.0f;
-  }
-  const auto emit = [&](int c) {
-    if (lane == 0) barrier_wait(emptied, (c & 1) ^ 1);
-    __syncwarp();
+  const uint32_t staging = shared_address(shared.o) + corner;
+  float x[32], o[32] = {};
+  uint32_t emit_parity = 1;
+  const auto emit = [&] {
+    barrier_wait(shared_address(&shared.o_emptied), emit_parity);
+    emit_parity ^= 1;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       const float *d = o + 8 * pair;
@@ -172,31 +241,25 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kC
     }
     fence_async_shared();
     __syncwarp();
-    if (lane == 0) barrier_arrive(filled);
+    if (lane == 0) barrier_arrive(shared_address(&shared.o_filled));
   };
   const auto release = [&](int slot) {
-    const uint32_t empty = shared_address(&shared.empty[slot]);
-    if constexpr (kPair) {
-      if (lane < 2) barrier_arrive_at(empty, lane);
-    } else {
-      if (lane == 0) barrier_arrive(empty);
-    }
+    if (lane < 2) barrier_arrive_at(shared_address(&shared.empty[slot]), lane);
   };
 
   uint32_t sa[8][4];
   pack_state(sa, s);
   Ring<kStages> ring;
-  int last_slot = 0;
-  for (int c = 0; c < chunks; ++c, ring.next()) {
-    const Stage<kChains> &stage = shared.stage[ring.slot];
+  int last_slot = -1;
+  for (int left = work.length; left > 0; left -= kChunk, ring.next()) {
+    const Stage &stage = shared.stage[ring.slot];
     const uint32_t k = shared_address(stage.k), q = shared_address(stage.q);
     barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
-
     // The compiler follows sums in flight around the loop only up to a wait for all of them.
     product_wait<0>();
     hold(s);
-    hold(o);
-    uint32_t a[4][4];
+    if constexpr (kOutputs) hold(o);
+    uint32_t a[4][4] = {};
     if constexpr (kSolve) {
       hold(x);
       product_fence();
@@ -208,44 +271,50 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kC
     }
 
     // The last outputs are complete: hand them over, and the slot back; then the first half of S^T Q^T.
-    if (c > 0) {
-      emit(c - 1);
+    if (last_slot >= 0) {
+      if constexpr (kOutputs) emit();
       release(last_slot);
     }
     last_slot = ring.slot;
-    hold(o);
-    product_fence();
+    if constexpr (kOutputs) {
+      hold(o);
+      product_fence();
 #pragma unroll
-    for (int step = 0; step < (kSolve ? 4 : 8); ++step) {
-      multiply_n64(o, sa[step], rows_along_sum(q + step / 4 * kTileBytes + step % 4 * 32), step > 0);
+      for (int step = 0; step < (kSolve ? 4 : 8); ++step) {
+        multiply_n64(o, sa[step], rows_along_sum(q + step / 4 * kTileBytes + step % 4 * 32), step > 0);
+      }
+      product_commit();
     }
-    product_commit();
+    if constexpr (kValues) {
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+        load_tiles_transposed(a[pair], shared_address(stage.v) + corner + 2048 * pair);
+      }
+    }
+    float beta[16], beta_decay[16];
+    if constexpr (kSolve) {
+      read_tokens(beta, stage.factors.beta, t);
+      if constexpr (kScalar) read_tokens(beta_decay, stage.factors.beta_decay, t);
+    }
     if constexpr (kScalar) {
       const float decay = stage.factors.all[0];
 #pragma unroll
       for (int i = 0; i < 64; ++i) s[i] *= decay;
     }
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      load_tiles_transposed(a[pair], shared_address(stage.v) + chain * kTileBytes + corner + 2048 * pair);
-    }
 
     if constexpr (kSolve) {
-      float2 beta[8], beta_decay[8];
-#pragma unroll
-      for (int tile = 0; tile < 8; ++tile) {
-        beta[tile] = pair_at(stage.factors.beta, tile, t);
-        beta_decay[tile] = kScalar ? pair_at(stage.factors.beta_decay, tile, t) : beta[tile];
-      }
-      product_wait<1>();
+      product_wait<kOutputs ? 1 : 0>();
       hold(x);
       // W^T = beta (V^T - exp(G) X^T), then V'^T = W^T T^T, the second half of S^T Q^T behind it.
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        const int tile = 2 * (i / 4) + (i % 4) / 2, e = 4 * tile + 2 * (i % 2);
-        const uint32_t v = a[i / 4][i % 4];
-        a[i / 4][i % 4] = pack_bf16(beta[tile].x * low_bf16(v) - beta_decay[tile].x * x[e],
-                                    beta[tile].y * high_bf16(v) - beta_decay[tile].y * x[e + 1]);
+        const int n = 4 * (i / 4) + i % 4 / 2 * 2, e = 2 * n + 2 * (i % 2);
+        const float *by = kScalar ? beta_decay : beta;
+        float w0 = -by[n] * x[e], w1 = -by[n + 1] * x[e + 1];
+        if constexpr (kValues) {
+          w0 = fmaf(beta[n], low_bf16(a[i / 4][i % 4]), w0), w1 = fmaf(beta[n + 1], high_bf16(a[i / 4][i % 4]), w1);
+        }
+        a[i / 4][i % 4] = pack_bf16(w0, w1);
       }
       hold(x);
       product_fence();
@@ -254,19 +323,21 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kC
         multiply_n64(x, a[step], rows_along_sum(shared_address(stage.solve) + step * 32), step > 0);
       }
       product_commit();
+      if constexpr (kOutputs) {
 #pragma unroll
-      for (int step = 4; step < 8; ++step) {
-        multiply_n64(o, sa[step], rows_along_sum(q + kTileBytes + step % 4 * 32), 1);
+        for (int step = 4; step < 8; ++step) {
+          multiply_n64(o, sa[step], rows_along_sum(q + kTileBytes + step % 4 * 32), 1);
+        }
+        product_commit();
       }
-      product_commit();
     }
-    float2 rest[8];
+    float rest[16], scale_decay[16];
     if constexpr (kScalar) {
-#pragma unroll
-      for (int tile = 0; tile < 8; ++tile) rest[tile] = pair_at(stage.factors.rest, tile, t);
+      read_tokens(rest, stage.factors.rest, t);
+      if constexpr (kOutputs) read_tokens(scale_decay, stage.factors.scale_decay, t);
     }
     if constexpr (kSolve) {
-      product_wait<1>();
+      product_wait<kOutputs ? 1 : 0>();
       hold(x);
     }
 
@@ -275,11 +346,11 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kC
     uint32_t b[4][4];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const int tile = 2 * (i / 4) + (i % 4) / 2, e = 4 * tile + 2 * (i % 2);
+      const int n = 4 * (i / 4) + i % 4 / 2 * 2, e = 2 * n + 2 * (i % 2);
       uint32_t &v = a[i / 4][i % 4];
       if constexpr (kScalar) {
-        b[i / 4][i % 4] = kSolve ? pack_bf16(rest[tile].x * x[e], rest[tile].y * x[e + 1])
-                                 : pack_bf16(rest[tile].x * low_bf16(v), rest[tile].y * high_bf16(v));
+        b[i / 4][i % 4] = kSolve ? pack_bf16(rest[n] * x[e], rest[n + 1] * x[e + 1])
+                                 : pack_bf16(rest[n] * low_bf16(v), rest[n + 1] * high_bf16(v));
       }
       if constexpr (kSolve) v = pack_bf16(x[e], x[e + 1]);
     }
@@ -290,119 +361,144 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kC
     }
     product_commit();
 
-    // O^T = scale exp(G) S^T Q^T + V'^T P^T
-    product_wait<1>();
-    hold(o);
+    if constexpr (kOutputs) {
+      // O^T = scale exp(G) S^T Q^T + V'^T P^T
+      product_wait<1>();
+      hold(o);
 #pragma unroll
-    for (int tile = 0; tile < 8; ++tile) {
-      float2 decay = make_float2(in.scale, in.scale);
-      if constexpr (kScalar) decay = pair_at(stage.factors.scale_decay, tile, t);
-      o[4 * tile] *= decay.x, o[4 * tile + 1] *= decay.y;
-      o[4 * tile + 2] *= decay.x, o[4 * tile + 3] *= decay.y;
-    }
-    hold(o);
-    product_fence();
+      for (int i = 0; i < 32; ++i) o[i] *= kScalar ? scale_decay[i / 4 * 2 + i % 2] : in.scale;
+      barrier_wait(shared_address(&shared.scored[ring.slot]), ring.parity);
+      hold(o);
+      product_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      multiply_n64(o, a[step], rows_along_sum(shared_address(stage.scores) + step * 32), 1);
+      for (int step = 0; step < 4; ++step) {
+        multiply_n64(o, a[step], rows_along_sum(shared_address(stage.scores) + step * 32), 1);
+      }
+      product_commit();
+      product_wait<1>();
+    } else {
+      product_wait<0>();
     }
-    product_commit();
-    product_wait<1>();
     hold(s);
     pack_state(sa, s);
   }
   product_wait<0>();
   hold(s);
   hold(o);
-  if (chunks > 0) emit(chunks - 1);
-  if (in.final_state) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      in.final_state[state_base + (i & 2) * 4 * in.state_value + (i / 4 * 8 + (i & 1)) * in.state_key] = s[i];
-    }
-  }
+  if (kOutputs && last_slot >= 0) emit();
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase, int kChains>
-__global__ void __launch_bounds__(128 * (kChains + 1), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
+// Element i of a thread's 64: value row (from the first of its warpgroup), key column.
+__device__ __forceinline__ int64_t state_at(int i, int thread, int64_t key, int64_t value) {
+  return (thread / 32 * 16 + thread % 32 / 4 + (i & 2) * 4) * value + (i / 4 * 8 + thread % 4 * 2 + (i & 1)) * key;
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
+__global__ void __launch_bounds__(384, 1) scan_kernel(const __grid_constant__ ScanArguments in) {
   extern __shared__ __align__(1024) unsigned char raw[];
-  ScanShared<kChains> &shared = *reinterpret_cast<ScanShared<kChains> *>(raw);
-  constexpr bool kPair = kChains == 1;
-  const int thread = threadIdx.x, group = thread / 128;
-  const int rank = kPair ? static_cast<int>(cluster_rank()) : 0;
-  const int tile = kPair ? blockIdx.x / 2 : blockIdx.x, n = tile / in.shape.HV, hv = tile % in.shape.HV;
-  const Span span = span_of(in.shape, n);
-  if (thread == 0) {
+  ScanShared &shared = *reinterpret_cast<ScanShared *>(raw);
+  const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+  if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(shared_address(&shared.full[s]), 1);
-      barrier_init(shared_address(&shared.empty[s]), 4 * kChains * (kPair ? 2 : 1));
+      barrier_init(shared_address(&shared.scored[s]), 4);
+      barrier_init(shared_address(&shared.empty[s]), kSummary ? 16 : 8);
     }
     barrier_init(shared_address(&shared.tail), 1);
-    for (int chain = 0; chain < kChains; ++chain) {
-      barrier_init(shared_address(&shared.o_filled[chain]), 4);
-      barrier_init(shared_address(&shared.o_emptied[chain]), 1);
-    }
+    barrier_init(shared_address(&shared.o_filled), 4);
+    barrier_init(shared_address(&shared.o_emptied), 1);
     barrier_init_fence();
   }
-  if constexpr (kPair) {
-    cluster_barrier();
-  } else {
-    __syncthreads();
-  }
+  cluster_barrier();
+  if constexpr (kSummary) launch_next();
   launch_wait();
+  const Work work = work_of(in, kSummary ? in.segments - 1 : in.segments);
+  const int64_t head = static_cast<int64_t>(work.n) * in.shape.HV + work.hv;
   if (group == 0) {
     registers_shrink<56>();
-    const int warp = thread / 32;
-    if (warp == 0) {
-      load_chunks<kGate, kErase, kChains>(in, shared, span, hv, rank, thread);
-    } else if (warp <= kChains) {
-      store_outputs(in, shared, span, hv, warp - 1, (kPair ? rank : warp - 1) * 64, thread % 32);
+    if (thread < 32) {
+      load_chunks<kGate, kErase, kSummary>(in, shared, work, thread);
+    } else if (!kSummary && thread < 64) {
+      store_outputs(in, shared, work, thread - 32);
     }
+  } else if constexpr (kSummary) {
+    registers_grow<224>();
+    float s[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      const int64_t at = 64 * work.rank * kKey + state_at(i, thread, 1, kKey);
+      s[i] = group == 2 && at / kKey == at % kKey ? 1.0f : 0.0f;
+    }
+    if (group == 1) {
+      run_chain<kGate, kErase, true, false>(in, shared, work, s, thread);
+    } else {
+      run_chain<kGate, kErase, false, false>(in, shared, work, s, thread);
+    }
+    float *out = in.summary + ((head * in.segments + work.segment) * 2 + group - 1) * (kKey * kKey) + 64 * work.rank * kKey;
+#pragma unroll
+    for (int i = 0; i < 64; i += 2) {
+      *reinterpret_cast<float2 *>(out + state_at(i, thread, 1, kKey)) = make_float2(s[i], s[i + 1]);
+    }
+  } else if (group == 1) {
+    registers_shrink<152>();
+    make_scores<kGate>(in, shared, work, thread);
   } else {
-    registers_grow<kPair ? 240 : 224>();
-    const int chain = group - 1;
-    run_chain<kGate, kErase, kChains>(in, shared, span, n, hv, chain, (kPair ? rank : chain) * 64, thread % 128);
+    registers_grow<240>();
+    float s[64];
+    const float *start = in.start_state + (head * in.segments + work.segment) * (kKey * kKey) + 64 * work.rank * in.start_value;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) s[i] = in.start_state ? start[state_at(i, thread, in.start_key, in.start_value)] : 0.0f;
+    run_chain<kGate, kErase, true, true>(in, shared, work, s, thread);
+    if (in.end_state && work.segment == in.segments - 1) {
+      float *end = in.end_state + head * (kKey * kKey) + 64 * work.rank * in.end_value;
+#pragma unroll
+      for (int i = 0; i < 64; ++i) end[state_at(i, thread, in.end_key, in.end_value)] = s[i];
+    }
   }
-  if constexpr (kPair) cluster_barrier();
+  cluster_barrier();
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase, int kChains>
+template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 cudaError_t launch(const ScanArguments &in, cudaStream_t stream) {
-  auto kernel = scan_kernel<kGate, kErase, kChains>;
-  constexpr int kBytes = sizeof(ScanShared<kChains>);
+  auto kernel = scan_kernel<kGate, kErase, kSummary>;
+  constexpr int kBytes = sizeof(ScanShared);
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(in.shape.N) * in.shape.HV * (kChains == 1 ? 2 : 1));
-  config.blockDim = dim3(128 * (kChains + 1));
+  config.gridDim = dim3(static_cast<unsigned>(in.shape.N) * in.shape.HV * (kSummary ? in.segments - 1 : in.segments) * 2);
+  config.blockDim = dim3(384);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
   cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {2, 1, 1};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {2, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   config.attrs = attributes;
-  config.numAttrs = kChains == 1 ? 2 : 1;
+  config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, kernel, in);
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase>
-cudaError_t launch(const ScanArguments &in, int chains, cudaStream_t stream) {
-  return chains == 1 ? launch<kGate, kErase, 1>(in, stream) : launch<kGate, kErase, 2>(in, stream);
+template <bool kSummary>
+cudaError_t dispatch(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  if (erase == Sm90Erase::kShared) {
+    if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kShared, kSummary>(in, stream);
+    if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kShared, kSummary>(in, stream);
+  } else {
+    if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kNone, kSummary>(in, stream);
+    if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kNone, kSummary>(in, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace
 
-cudaError_t launch_scan(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, int chains, cudaStream_t stream) {
-  if (erase == Sm90Erase::kShared) {
-    if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kShared>(in, chains, stream);
-    if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kShared>(in, chains, stream);
-  } else {
-    if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kNone>(in, chains, stream);
-    if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kNone>(in, chains, stream);
-  }
-  return cudaErrorInvalidValue;
+cudaError_t launch_scan(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  return dispatch<false>(in, gate, erase, stream);
+}
+
+cudaError_t launch_summary(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  return dispatch<true>(in, gate, erase, stream);
 }
 
 }  // namespace fw::sm90

@@ -11,15 +11,31 @@ struct ScanArguments {
   CUtensorMap q, k, v, o;
   Shape shape;
   Tiles tiles;
-  const float *initial_state;
-  float *final_state;
-  int64_t state_key, state_value;  // element strides inside one state
+  int segments;              // of every sequence, equal numbers of chunks
+  const float *start_state;  // [N, HV, segments, 128, 128] by the strides below, or null: zero
+  float *end_state;          // [N, HV, 128, 128] after the last segment, or null
+  int64_t start_key, start_value, end_key, end_value;  // element strides inside one state
+  float *summary;  // [N, HV, segments, 2, 128, 128]: H^T [value][key] and Pi^T [key in][key out] of a segment
   void *o_rows;
   Sm90Strides o_strides;
   float scale;
 };
 
-// chains: 1 is a CTA pair per head, each with half of the values; 2 is one CTA per head.
-cudaError_t launch_scan(const ScanArguments &, Sm90Gate, Sm90Erase, int chains, cudaStream_t);
+// Scan with outputs. One pair of CTAs for every (sequence, head, segment), each with half of the values.
+cudaError_t launch_scan(const ScanArguments &, Sm90Gate, Sm90Erase, cudaStream_t);
+
+// What each segment but the last does to a state: S -> Pi S + H.
+cudaError_t launch_summary(const ScanArguments &, Sm90Gate, Sm90Erase, cudaStream_t);
+
+struct LinkArguments {
+  int heads, segments;  // heads: N * HV
+  const float *summary;
+  const float *initial_state;
+  int64_t state_key, state_value;
+  float *start_state;  // [heads, segments, value, key]
+};
+
+// The states at the starts of all segments.
+cudaError_t launch_link(const LinkArguments &, cudaStream_t);
 
 }  // namespace fw::sm90
