@@ -27,8 +27,9 @@ struct alignas(16) Factors {
   ByToken beta_decay;   // beta_i exp(G_i)
   ByToken scale_decay;  // scale exp(G_i)
   ByToken rest;         // exp(G_end - G_i)
-  float high[kChunk], low[kChunk];
-  float all[4];  // exp(G_end)
+  ByToken to_block_end;  // exp(G_(last row of i's block of 16) - G_i)
+  float2 gate[kChunk];   // G_i
+  float all[4];          // exp(G_end)
 };
 
 struct Shape {

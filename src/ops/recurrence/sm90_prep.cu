@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inverse and gate factors of one chunk of one head, for no gate or a scalar gate; nothing here depends on the state.
 // Grid (slots, HV), 128 threads = one warpgroup, 6 CTAs a multiprocessor.
-//   1. thread 0: k tile by tensor map; meanwhile 64 threads: gates summed in fp64, kept as two floats in base 2.
+//   1. thread 0: k tile by tensor map; meanwhile 64 threads each for beta and for the gates, which are summed in fp64 and
+//      kept as two floats in base 2.
 //   2. k k^T by 8 wgmma m64n64k16; gate factors exp(G_i - G_j), j < i, applied to the fp32 sums.
 //   3. L = strict lower part of beta_i k k^T in fp32; its four 16x16 diagonal blocks inverted by substitution in fp32
 //      (one column a thread, in place), then warp J finishes block column J of T = (I + L)^-1 from top to bottom in tf32:
 //      T_IJ^T = -(sum over J <= M < I of T_MJ^T L_IM^T) T_II^T, each result being the next first operand in registers.
 //   4. T leaves as a swizzled bf16 image by bulk store, the factors of tokens as floats.
-// Shared memory: k 16384 (then the image of T), L 18432, factors and gates 2352 bytes.
+// Shared memory: k 16384 (then the image of T), L 18432, factors and beta 2384 bytes.
 // Handing over: one mbarrier for the loads; __syncthreads between the numbered steps.
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
+#include "ops/recurrence/sm90_gates.cuh"
 #include "ops/recurrence/sm90_prep.cuh"
 
 namespace fw::sm90 {
@@ -32,8 +34,8 @@ struct __align__(1024) PrepShared {
 };
 
 __device__ __forceinline__ float load_real(const void *base, Sm90Real type, int64_t index) {
-  return type == Sm90Real::kFloat32 ? static_cast<const float *>(base)[index]
-                                    : __bfloat162float(static_cast<const __nv_bfloat16 *>(base)[index]);
+  if (type == Sm90Real::kFloat32) return static_cast<const float *>(base)[index];
+  return low_bf16(static_cast<const uint16_t *>(base)[index]);
 }
 
 // Columns of the 16x16 unit lower block at l (pitch kPitch) become those of its inverse; 16 lanes, one column each.
@@ -149,22 +151,14 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
     }
   }
 
-  const int row = ByToken::row(thread), column = ByToken::column(thread);
+  const int token = thread % kChunk, row = ByToken::row(token), column = ByToken::column(token);
   Factors &factors = shared.factors;
   double sum = 0.0;
-  float beta = 0.0f;
   if (thread < kChunk) {
-    const bool inside = thread < chunk.rows;
-    const int64_t token = chunk.start + thread;
-    if constexpr (kErase == Sm90Erase::kShared) {
-      const auto &s = in.beta_strides;
-      if (inside) beta = load_real(in.beta, in.beta_type, chunk.batch * s.batch + token * s.token + hv * s.head);
-      shared.beta[thread] = factors.beta.at[row][column] = beta;
-    }
     if constexpr (kGate == Sm90Gate::kScalar) {
       const auto &s = in.g_strides;
-      const float gate =
-          inside ? load_real(in.g, in.g_type, chunk.batch * s.batch + token * s.token + hv * s.head) : 0.0f;
+      const int64_t at = chunk.batch * s.batch + (chunk.start + token) * s.token + hv * s.head;
+      const float gate = token < chunk.rows ? load_real(in.g, in.g_type, at) : 0.0f;
       sum = gate < kLeastGate ? kLeastGate : static_cast<double>(gate);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -173,22 +167,31 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
       }
       if (thread == 31) shared.carry = sum;
     }
+  } else if constexpr (kErase == Sm90Erase::kShared) {
+    const auto &s = in.beta_strides;
+    const int64_t at = chunk.batch * s.batch + (chunk.start + token) * s.token + hv * s.head;
+    const float beta = token < chunk.rows ? load_real(in.beta, in.beta_type, at) : 0.0f;
+    shared.beta[token] = factors.beta.at[row][column] = beta;
   }
   __syncthreads();
   if constexpr (kGate == Sm90Gate::kScalar) {
     if (thread < kChunk) {
       sum = (thread >= 32 ? sum + shared.carry : sum) * 1.4426950408889634;
-      factors.high[thread] = static_cast<float>(sum);
-      factors.low[thread] = static_cast<float>(sum - static_cast<double>(factors.high[thread]));
+      const float high = static_cast<float>(sum);
+      factors.gate[token] = make_float2(high, static_cast<float>(sum - static_cast<double>(high)));
     }
     __syncthreads();
+    const float2 gate = factors.gate[token];
     if (thread < kChunk) {
-      const float high = factors.high[thread], low = factors.low[thread], decay = exp2f(high + low);
-      factors.beta_decay.at[row][column] = beta * decay;
+      const float decay = power_of_two(gate.x + gate.y);
+      factors.beta_decay.at[row][column] = shared.beta[token] * decay;
       factors.scale_decay.at[row][column] = in.scale * decay;
-      factors.rest.at[row][column] = exp2f((factors.high[63] - high) + (factors.low[63] - low));
-      if (thread == kChunk - 1) factors.all[0] = decay;
+      if (token == kChunk - 1) factors.all[0] = decay;
+    } else {
+      factors.rest.at[row][column] = power_of_two(difference(factors.gate[kChunk - 1], gate));
+      factors.to_block_end.at[row][column] = power_of_two(difference(factors.gate[token | 15], gate));
     }
+    __syncthreads();
   }
 
   if constexpr (kErase == Sm90Erase::kShared) {
@@ -215,28 +218,14 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
     product_wait<0>();
     hold(kk);
 
-    const int row0 = 16 * warp + g, row8 = row0 + 8;
-    const float beta0 = shared.beta[row0], beta8 = shared.beta[row8];
-    float high0 = 0, low0 = 0, high8 = 0, low8 = 0;
-    if constexpr (kGate == Sm90Gate::kScalar) {
-      high0 = factors.high[row0], low0 = factors.low[row0], high8 = factors.high[row8], low8 = factors.low[row8];
-    }
+    decay_scores<kGate == Sm90Gate::kScalar, true>(kk, factors, shared.beta[16 * warp + g],
+                                                   shared.beta[16 * warp + g + 8], warp, g, t);
 #pragma unroll
     for (int tile = 0; tile < 8; ++tile) {
       if (tile > 2 * warp + 1) break;
-      const int first = 8 * tile + 2 * t;
-      float key[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int i = e < 2 ? row0 : row8, j = first + (e & 1);
-        float decay = 1.0f;
-        if constexpr (kGate == Sm90Gate::kScalar) {
-          decay = exp2f(((e < 2 ? high0 : high8) - factors.high[j]) + ((e < 2 ? low0 : low8) - factors.low[j]));
-        }
-        key[e] = j < i ? decay * kk[4 * tile + e] * (e < 2 ? beta0 : beta8) : 0.0f;
-      }
-      *reinterpret_cast<float2 *>(shared.l + row0 * kPitch + first) = make_float2(key[0], key[1]);
-      *reinterpret_cast<float2 *>(shared.l + row8 * kPitch + first) = make_float2(key[2], key[3]);
+      float *to = shared.l + (16 * warp + g) * kPitch + 8 * tile + 2 * t;
+      *reinterpret_cast<float2 *>(to) = make_float2(kk[4 * tile], kk[4 * tile + 1]);
+      *reinterpret_cast<float2 *>(to + 8 * kPitch) = make_float2(kk[4 * tile + 2], kk[4 * tile + 3]);
     }
     __syncthreads();
     if (warp < 2) {

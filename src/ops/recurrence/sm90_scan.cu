@@ -8,8 +8,8 @@
 //   warpgroup 1: scores P = scale * masked, gated Q K^T, 8 x m64n64k16, into the slot.
 //   warpgroup 2: the chain; tensor work of a chunk in order of issue:
 //          X^T = S^T K^T                  8 x m64n64k16   meanwhile the last outputs leave
-//          O^T = S^T Q^T, first half      4 x m64n64k16   meanwhile S decays, W^T = beta (V^T - exp(G) X^T)
-//          V'^T = W^T T^T                 4 x m64n64k16
+//          O^T = S^T Q^T, first half      4 x m64n64k16   meanwhile W^T = beta (V^T - exp(G) X^T)
+//          V'^T = W^T T^T                 4 x m64n64k16   meanwhile S decays
 //          O^T, second half               4 x m64n64k16   meanwhile V' becomes bf16
 //          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16  meanwhile O is scaled
 //          O^T += V'^T P^T                4 x m64n64k16   meanwhile S^T becomes bf16
@@ -17,11 +17,12 @@
 // H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
 // Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
 // tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
-// Shared memory a stage: k 16384, q 16384, v 8192, T 8192, P 8192, factors 1808; staging of o 8192; 3 stages: 184384.
+// Shared memory a stage: k 16384, q 16384, v 8192, T 8192, P 8192, factors 2128; staging of o 8192; 3 stages: 187552.
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
+#include "ops/recurrence/sm90_gates.cuh"
 #include "ops/recurrence/sm90_scan.cuh"
 
 namespace fw::sm90 {
@@ -121,6 +122,7 @@ __device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShare
     barrier_wait(filled, parity);
     if (left >= kChunk) {
       if (lane == 0) {
+        fence_async_shared();  // here and not in the chain: 175 clocks a chunk
         store_box(&in.o, shared_address(shared.o), 64 * work.rank, work.hv, row, work.batch);
         store_commit();
         store_wait_read<0>();
@@ -142,56 +144,24 @@ __device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShare
 template <Sm90Gate kGate>
 __device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared &shared, const Work &work, int thread) {
   const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
-  const int row0 = 16 * warp + g, row8 = row0 + 8, row = 16 * warp + 8 * (part & 1) + lane % 8;
+  const int row = 16 * warp + 8 * (part & 1) + lane % 8;
   Ring<kStages> ring;
   for (int left = work.length; left > 0; left -= kChunk, ring.next()) {
     Stage &stage = shared.stage[ring.slot];
     barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
-    uint32_t a[8][4];
-#pragma unroll
-    for (int step = 0; step < 8; ++step) {
-      load_tiles(a[step], shared_address(stage.q) + step / 4 * kTileBytes +
-                              swizzled(row, step % 4 * 32 + (part >> 1) * 16));
-    }
     float d[32];
     hold(d);
     product_fence();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-      multiply_n64(d, a[step], rows_along_sum(shared_address(stage.k) + step / 4 * kTileBytes + step % 4 * 32),
-                   step > 0);
+      const uint32_t offset = step / 4 * kTileBytes + step % 4 * 32;
+      multiply_n64_shared(d, rows_along_sum(shared_address(stage.q) + offset),
+                          rows_along_sum(shared_address(stage.k) + offset), step > 0);
     }
     product_commit();
-    const Factors &factors = stage.factors;
-    float high0 = 0, low0 = 0, high8 = 0, low8 = 0;
-    if constexpr (kGate == Sm90Gate::kScalar) {
-      high0 = factors.high[row0], low0 = factors.low[row0], high8 = factors.high[row8], low8 = factors.low[row8];
-    }
     product_wait<0>();
     hold(d);
-#pragma unroll
-    for (int tile = 0; tile < 8; ++tile) {
-      if (tile > 2 * warp + 1) {
-        d[4 * tile] = d[4 * tile + 1] = d[4 * tile + 2] = d[4 * tile + 3] = 0.0f;
-        continue;
-      }
-      const int first = 8 * tile + 2 * t;
-      float2 high = {}, low = {};
-      if constexpr (kGate == Sm90Gate::kScalar) {
-        high = *reinterpret_cast<const float2 *>(factors.high + first);
-        low = *reinterpret_cast<const float2 *>(factors.low + first);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int i = e < 2 ? row0 : row8, j = first + (e & 1);
-        float decay = in.scale;
-        if constexpr (kGate == Sm90Gate::kScalar) {
-          decay *= exp2f(((e < 2 ? high0 : high8) - (e & 1 ? high.y : high.x)) +
-                         ((e < 2 ? low0 : low8) - (e & 1 ? low.y : low.x)));
-        }
-        d[4 * tile + e] = j <= i ? decay * d[4 * tile + e] : 0.0f;
-      }
-    }
+    decay_scores<kGate == Sm90Gate::kScalar, false>(d, stage.factors, in.scale, in.scale, warp, g, t);
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       const float *p = d + 8 * pair;
@@ -210,15 +180,6 @@ __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], const float (&s)
   for (int i = 0; i < 32; ++i) a[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
-// A thread's 16 numbers of the tokens 8j + 2t, 8j + 2t + 1.
-__device__ __forceinline__ void read_tokens(float (&to)[16], const ByToken &from, int t) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4 four = *reinterpret_cast<const float4 *>(from.at[t] + 4 * i);
-    to[4 * i] = four.x, to[4 * i + 1] = four.y, to[4 * i + 2] = four.z, to[4 * i + 3] = four.w;
-  }
-}
-
 // One warpgroup: 64 rows of S^T over all chunks of the segment. kValues: V is read, else it is 0. kOutputs: o is written.
 template <Sm90Gate kGate, Sm90Erase kErase, bool kValues, bool kOutputs>
 __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &shared, const Work &work, float (&s)[64],
@@ -230,16 +191,17 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &s
   const uint32_t staging = shared_address(shared.o) + corner;
   float x[32], o[32] = {};
   uint32_t emit_parity = 1;
-  const auto emit = [&] {
+  const auto pack_outputs = [&](uint32_t (&po)[16]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) po[i] = pack_bf16(o[2 * i], o[2 * i + 1]);
+  };
+  const auto emit = [&](const uint32_t (&po)[16]) {
     barrier_wait(shared_address(&shared.o_emptied), emit_parity);
     emit_parity ^= 1;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-      const float *d = o + 8 * pair;
-      store_tiles_transposed(staging + 2048 * pair, pack_bf16(d[0], d[1]), pack_bf16(d[2], d[3]),
-                             pack_bf16(d[4], d[5]), pack_bf16(d[6], d[7]));
+      store_tiles_transposed(staging + 2048 * pair, po[4 * pair], po[4 * pair + 1], po[4 * pair + 2], po[4 * pair + 3]);
     }
-    fence_async_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&shared.o_filled));
   };
@@ -260,6 +222,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &s
     hold(s);
     if constexpr (kOutputs) hold(o);
     uint32_t a[4][4] = {};
+    const float decay = kScalar ? stage.factors.all[0] : 1.0f;
     if constexpr (kSolve) {
       hold(x);
       product_fence();
@@ -270,13 +233,10 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &s
       product_commit();
     }
 
-    // The last outputs are complete: hand them over, and the slot back; then the first half of S^T Q^T.
-    if (last_slot >= 0) {
-      if constexpr (kOutputs) emit();
-      release(last_slot);
-    }
-    last_slot = ring.slot;
+    // The first half of S^T Q^T; the last outputs are handed over, and the slot back.
+    uint32_t po[16];
     if constexpr (kOutputs) {
+      pack_outputs(po);
       hold(o);
       product_fence();
 #pragma unroll
@@ -296,11 +256,11 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &s
       read_tokens(beta, stage.factors.beta, t);
       if constexpr (kScalar) read_tokens(beta_decay, stage.factors.beta_decay, t);
     }
-    if constexpr (kScalar) {
-      const float decay = stage.factors.all[0];
-#pragma unroll
-      for (int i = 0; i < 64; ++i) s[i] *= decay;
+    if (last_slot >= 0) {
+      if constexpr (kOutputs) emit(po);
+      release(last_slot);
     }
+    last_slot = ring.slot;
 
     if constexpr (kSolve) {
       product_wait<kOutputs ? 1 : 0>();
@@ -335,6 +295,10 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &s
     if constexpr (kScalar) {
       read_tokens(rest, stage.factors.rest, t);
       if constexpr (kOutputs) read_tokens(scale_decay, stage.factors.scale_decay, t);
+    }
+    if constexpr (kScalar) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) s[i] *= decay;
     }
     if constexpr (kSolve) {
       product_wait<kOutputs ? 1 : 0>();
@@ -385,7 +349,11 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &s
   product_wait<0>();
   hold(s);
   hold(o);
-  if (kOutputs && last_slot >= 0) emit();
+  if (kOutputs && last_slot >= 0) {
+    uint32_t po[16];
+    pack_outputs(po);
+    emit(po);
+  }
 }
 
 // Element i of a thread's 64: value row (from the first of its warpgroup), key column.

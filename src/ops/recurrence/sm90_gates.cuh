@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gates inside one chunk on sm_90a: exp(G_i - G_j) applied to a 64x64 product of tokens.
+#pragma once
+#include "cuda/sm90/product.cuh"
+#include "ops/recurrence/sm90_plan.cuh"
+
+namespace fw::sm90 {
+
+// 2^x; 0 below -126.
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// G_i - G_j of gates kept as two floats.
+__device__ __forceinline__ float difference(float2 a, float2 b) { return (a.x - b.x) + (a.y - b.y); }
+
+// A thread's 16 numbers of the tokens 8j + 2t, 8j + 2t + 1.
+__device__ __forceinline__ void read_tokens(float (&to)[16], const ByToken &from, int t) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = *reinterpret_cast<const float4 *>(from.at[t] + 4 * i);
+    to[4 * i] = four.x, to[4 * i + 1] = four.y, to[4 * i + 2] = four.z, to[4 * i + 3] = four.w;
+  }
+}
+
+// d (rows 16 warp + g and + 8 of an m64n64 sum) becomes d_ij exp(G_i - G_j) times the row's factor for j < i, or j <= i
+// when !kStrict, and 0 above. Left of the diagonal 16x16 block the decay is split at the last row of the column's block:
+// exp(G_i - G_end(J)) exp(G_end(J) - G_j), both at most 1 for g <= 0 and made of past rows only.
+template <bool kGated, bool kStrict>
+__device__ __forceinline__ void decay_scores(float (&d)[32], const Factors &factors, float factor0, float factor8,
+                                             int warp, int g, int t) {
+  const int row0 = 16 * warp + g, row8 = row0 + 8;
+  float2 gate0 = {}, gate8 = {};
+  float column[16];
+  if constexpr (kGated) {
+    gate0 = factors.gate[row0], gate8 = factors.gate[row8];
+    read_tokens(column, factors.to_block_end, t);
+  }
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+    float *x = d + 8 * block;
+    if (block < warp) {
+      float left0 = factor0, left8 = factor8;
+      if constexpr (kGated) {
+        const float2 end = factors.gate[16 * block + 15];
+        left0 *= power_of_two(difference(gate0, end)), left8 *= power_of_two(difference(gate8, end));
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float left = e & 2 ? left8 : left0;
+        x[e] *= kGated ? left * column[4 * block + e / 4 * 2 + e % 2] : left;
+      }
+    } else if (block == warp) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int i = e & 2 ? row8 : row0, j = 16 * block + e / 4 * 8 + 2 * t + e % 2;
+        float left = e & 2 ? factor8 : factor0;
+        if constexpr (kGated) left *= power_of_two(difference(e & 2 ? gate8 : gate0, factors.gate[j]));
+        x[e] = (kStrict ? j < i : j <= i) ? left * x[e] : 0.0f;
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = 0.0f;
+    }
+  }
+}
+
+}  // namespace fw::sm90
