@@ -2,7 +2,24 @@
 // Part of sm90_forward.cu: the times.
 namespace {
 
-void add_more(std::vector<Case> &) {}
+void add_more(std::vector<Case> &cases) {
+  const auto K = Sm90Layout::kKeyValue, V = Sm90Layout::kValueKey;
+  const auto vector = Sm90Gate::kVector;
+  const auto erase = Sm90Erase::kShared, plain = Sm90Erase::kNone;
+  const float inf = -INFINITY;
+  cases.push_back({"kda 1x64", vector, erase, 1, 64, 1, 1, kPlain, false, K, {}, false, inf});
+  cases.push_back({"kda pack 1x700 H2 HV4", vector, erase, 1, 700, 2, 4, kPlain, true, V, {3, 3, 67, 131, 200, 690}, false, inf});
+  for (const Data data : {kPlain, kStrong, kSimilar, kHold, kOneSign, kZeroGate, kInfiniteRows, kWeak, kBigGate}) {
+    cases.push_back({"kda 2x515 H1 HV2", vector, erase, 2, 515, 1, 2, data, true, V, {}, data == kStrong, inf});
+  }
+  for (const Data data : {kPlain, kSimilar, kHold, kOneSign}) {
+    cases.push_back({"kda 1x2100 H2 segments", vector, erase, 1, 2100, 2, 2, data, true, K, {}, false, inf});
+  }
+  for (const Data data : {kPlain, kStrong, kHold, kOneSign, kInfiniteRows, kBigGate}) {
+    cases.push_back({"gla 1x500x2", vector, plain, 1, 500, 2, 2, data, true, V, {}, false, inf});
+  }
+  cases.push_back({"gla 1x2100 H2 segments", vector, plain, 1, 2100, 2, 2, kWeak, true, K, {}, false, inf});
+}
 
 __device__ float draw_normal(uint64_t index, uint32_t seed) {
   uint64_t x = (index + 1) * 0x9e3779b97f4a7c15ull + seed * 0xbf58476d1ce4e5b9ull;

@@ -45,6 +45,31 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
       : "memory");
 }
 
+// The same where `condition` is not 0, without a branch.
+__device__ __forceinline__ void barrier_arrive_at_if(uint32_t barrier, uint32_t rank, int condition) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      ".reg .pred go;\n"
+      "setp.ne.b32 go, %2, 0;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "@go mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(barrier),
+      "r"(rank), "r"(condition)
+      : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive_if(uint32_t barrier, int condition) {
+  asm volatile(
+      "{\n"
+      ".reg .pred go;\n"
+      "setp.ne.b32 go, %1, 0;\n"
+      "@go mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+      "}\n" ::"r"(barrier),
+      "r"(condition)
+      : "memory");
+}
+
 // Returns once the phase of this parity has completed; what the CTA's threads and bulk copies wrote before is visible.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(

@@ -22,6 +22,9 @@ __device__ __forceinline__ uint64_t rows_along_free(uint32_t address, uint32_t b
          ((address & 0x3ffff) >> 4);
 }
 
+// The same operand `bytes` (a multiple of 16) further on.
+__device__ __forceinline__ uint64_t advance(uint64_t operand, uint32_t bytes) { return operand + (bytes >> 4); }
+
 __device__ __forceinline__ void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 

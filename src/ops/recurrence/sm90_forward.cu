@@ -37,17 +37,26 @@ int segments(const Sm90Forward &in) {
 }
 
 struct Layout {
-  size_t solve, factors, summary, start, total;
+  size_t solve, factors, scores, k_start, q_start, k_end, summary, start, total;
 };
 
 Layout layout(const Sm90Forward &in) {
   const size_t tiles = static_cast<size_t>(slots(in)) * in.HV, pieces = segments(in);
   const size_t states = pieces == 1 ? 0 : static_cast<size_t>(in.N) * in.HV * pieces * (kKey * kKey * sizeof(float));
+  const bool is_vector = in.gate == Sm90Gate::kVector, erases = in.erase == Sm90Erase::kShared;
   Layout at = {};
-  at.factors = at.solve + aligned(tiles * (in.erase == Sm90Erase::kShared ? kTileBytes : 0));
-  at.summary = at.factors + aligned(tiles * sizeof(Factors));
-  at.start = at.summary + 2 * states;
-  at.total = at.start + states;
+  const auto take = [&at](size_t &offset, size_t bytes) {
+    offset = at.total;
+    at.total += aligned(bytes);
+  };
+  take(at.solve, erases ? tiles * kTileBytes : 0);
+  take(at.factors, tiles * (is_vector ? sizeof(VectorFactors) : sizeof(Factors)));
+  take(at.scores, is_vector ? tiles * kTileBytes : 0);
+  take(at.k_start, is_vector && erases ? tiles * 2 * kTileBytes : 0);
+  take(at.q_start, is_vector ? tiles * 2 * kTileBytes : 0);
+  take(at.k_end, is_vector ? tiles * 2 * kTileBytes : 0);
+  take(at.summary, 2 * states);
+  take(at.start, states);
   return at;
 }
 
@@ -77,7 +86,6 @@ cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int
 }  // namespace
 
 const char *sm90_forward_refusal(const Sm90Forward &in) {
-  if (in.gate == Sm90Gate::kVector) return "gate vector, allowed none or scalar";
   if (in.K != kKey || in.V != kKey) return "K and V, allowed 128";
   if (in.H < 1 || in.HV < 1 || in.HV % in.H != 0) return "HV is no multiple of H";
   if (in.T < 1 || in.N < 1) return "T or the number of sequences is 0";
@@ -86,6 +94,12 @@ const char *sm90_forward_refusal(const Sm90Forward &in) {
   if (!box_strides(in.q, in.q_strides) || !box_strides(in.k, in.k_strides) || !box_strides(in.v, in.v_strides) ||
       !box_strides(in.o, in.o_strides)) {
     return "q, k, v or o: start or an outer stride is no multiple of 16 bytes, or a stride is negative";
+  }
+  const auto pairs = [](int64_t stride) { return stride % 2 == 0; };
+  if (in.gate == Sm90Gate::kVector &&
+      (reinterpret_cast<uintptr_t>(in.g) % (in.g_type == Sm90Real::kFloat32 ? 8 : 4) != 0 ||
+       !pairs(in.g_strides.batch) || !pairs(in.g_strides.token) || !pairs(in.g_strides.head))) {
+    return "g: start or an outer stride is no multiple of two elements";
   }
   // A stride of 0 over a dimension longer than 1 has no tensor map.
   const auto repeats = [&in](const Sm90Strides &s, int64_t heads) {
@@ -112,7 +126,10 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
                        static_cast<int>((in.T + kChunk - 1) / kChunk),
                        in.cu_seqlens,
                        in.cu_seqlens_64};
-  const Tiles tiles = {base + at.solve, reinterpret_cast<Factors *>(base + at.factors)};
+  const Tiles tiles = {base + at.solve,   reinterpret_cast<Factors *>(base + at.factors),
+                       base + at.scores,  base + at.k_start,
+                       base + at.q_start, base + at.k_end,
+                       reinterpret_cast<VectorFactors *>(base + at.factors)};
 
   PrepArguments prep = {};
   ScanArguments scan = {};
@@ -122,6 +139,8 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in);
   if (status != cudaSuccess) return status;
   prep.k = scan.k;
+  prep.q_rows = static_cast<const __nv_bfloat16 *>(in.q), prep.q_strides = in.q_strides;
+  prep.k_rows = static_cast<const __nv_bfloat16 *>(in.k), prep.k_strides = in.k_strides;
   prep.shape = scan.shape = shape;
   prep.tiles = scan.tiles = tiles;
   prep.scale = scan.scale = in.scale;

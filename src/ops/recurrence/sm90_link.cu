@@ -1,102 +1,102 @@
 // SPDX-License-Identifier: Apache-2.0
-// The states at the starts of all segments, S_(g+1) = Pi_g S_g + H_g in fp32, from the segments' summaries.
-// Grid (heads, 128 / kRows), 512 threads: a CTA carries kRows value rows of S^T through all segments. Thread (part, c):
-// key columns 2c and 2c + 1, the kDepth input columns of its part; the parts are added in a fixed order. The next Pi is
-// loaded into registers before the sum over the present one. kRows 8 read every Pi from the second-level cache twice as
-// often: 2.4 us a link at 8 heads.
-// Shared memory: state 8192, partial sums 65536 bytes.
+// The states at the starts of all segments, S_(g+1) = Pi_g S_g + H_g to fp32: 16 value rows of S^T times Pi^T as three
+// tf32 products of the high and low parts (high high, high low, low high), summed in fp32.
+// Grid (heads, 128 / 16), 256 threads: a CTA carries its rows through all segments, warp w key columns 16w .. 16w + 15.
+// A word of Pi^T is replaced in its register by that of the next segment as soon as it is used.
+// Shared memory: state, high and low parts, 16896 bytes. Barriers: two __syncthreads a segment.
+// Tried: fp32 multiply-adds, 4.0 us a segment at 64 CTAs and 2.5 us at 128.
 #include "cuda/sm90/barrier.cuh"
+#include "cuda/sm90/matrix.cuh"
 #include "ops/recurrence/sm90_scan.cuh"
 
 namespace fw::sm90 {
 namespace {
 
-constexpr int kRows = 16, kParts = 8, kDepth = kKey / kParts;
+constexpr int kRows = 16, kSteps = kKey / 8;
+constexpr int64_t kSize = kKey * kKey;
 
 struct LinkShared {
-  float state[kKey][kRows];
-  float2 partial[kParts][kRows][kKey / 2];
+  uint32_t high[kRows][kKey + 4], low[kRows][kKey + 4];  // rows 4 banks apart
 };
 
-__global__ void __launch_bounds__(512) link_kernel(const LinkArguments in) {
-  extern __shared__ __align__(16) unsigned char raw[];
-  LinkShared &shared = *reinterpret_cast<LinkShared *>(raw);
-  const int c = threadIdx.x % (kKey / 2), part = threadIdx.x / (kKey / 2), row = blockIdx.y * kRows;
+__device__ __forceinline__ void split(float value, uint32_t &high, uint32_t &low) {
+  high = to_tf32(value);
+  low = to_tf32(value - __uint_as_float(high));
+}
+
+__global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
+  __shared__ LinkShared shared;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t head = blockIdx.x;
-  constexpr int64_t kSize = kKey * kKey;
+  const int row = blockIdx.y * kRows, column = 16 * warp + 2 * t;
   const float *summary = in.summary + head * in.segments * 2 * kSize;
-  float *out = in.start_state + head * in.segments * kSize + row * kKey + 2 * c;
+  float *out = in.start_state + head * in.segments * kSize + row * kKey;
   launch_next();
 
+  // Element e of tile n of a thread: row g + 8 (e / 2), column 16 warp + 8 n + 2 t + e % 2.
+  float state[2][4];
 #pragma unroll
-  for (int step = 0; step < kRows / kParts; ++step) {
-    const int r = part + kParts * step;
-    const float *from = in.initial_state + head * kSize + (row + r) * in.state_value + 2 * c * in.state_key;
-    const float2 value = in.initial_state ? make_float2(from[0], from[in.state_key]) : make_float2(0.0f, 0.0f);
-    shared.state[2 * c][r] = value.x, shared.state[2 * c + 1][r] = value.y;
-    *reinterpret_cast<float2 *>(out + r * kKey) = value;
+  for (int i = 0; i < 8; ++i) {
+    const int r = g + i % 4 / 2 * 8, c = column + i / 4 * 8 + i % 2;
+    state[i / 4][i % 4] =
+        in.initial_state ? in.initial_state[head * kSize + (row + r) * in.state_value + c * in.state_key] : 0.0f;
   }
   launch_wait();
-  const auto load = [&](float2(&to)[kDepth], int segment) {
-    const float *pi = summary + (segment * 2 + 1) * kSize + part * kDepth * kKey + 2 * c;
+  const float *pi = summary + kSize + t * kKey + 16 * warp + g;
+  float words[kSteps][4];
 #pragma unroll
-    for (int j = 0; j < kDepth; ++j) to[j] = *reinterpret_cast<const float2 *>(pi + j * kKey);
-  };
-  float2 next[kDepth];
-  load(next, 0);
-  for (int segment = 0; segment + 1 < in.segments; ++segment) {
-    float2 now[kDepth], sum[kRows] = {}, added[kRows / kParts];
+  for (int i = 0; i < 4 * kSteps; ++i) words[i / 4][i % 4] = pi[(i / 4 * 8 + i % 2 * 4) * kKey + i % 4 / 2 * 8];
+  for (int segment = 0; segment < in.segments; ++segment) {
 #pragma unroll
-    for (int j = 0; j < kDepth; ++j) now[j] = next[j];
-#pragma unroll
-    for (int step = 0; step < kRows / kParts; ++step) {
-      added[step] = *reinterpret_cast<const float2 *>(summary + segment * 2 * kSize +
-                                                      (row + part + kParts * step) * kKey + 2 * c);
+    for (int i = 0; i < 4; ++i) {
+      const int r = g + i % 2 * 8, c = column + i / 2 * 8;
+      const float2 pair = make_float2(state[i / 2][i % 2 * 2], state[i / 2][i % 2 * 2 + 1]);
+      *reinterpret_cast<float2 *>(out + segment * kSize + r * kKey + c) = pair;
+      split(pair.x, shared.high[r][c], shared.low[r][c]);
+      split(pair.y, shared.high[r][c + 1], shared.low[r][c + 1]);
     }
-    if (segment + 2 < in.segments) load(next, segment + 1);
+    if (segment + 1 == in.segments) break;
+    const float *h = summary + segment * 2 * kSize + row * kKey;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = *reinterpret_cast<const float2 *>(h + (g + i % 2 * 8) * kKey + column + i / 2 * 8);
+      state[i / 2][i % 2 * 2] = pair.x, state[i / 2][i % 2 * 2 + 1] = pair.y;
+    }
+    const bool more = segment + 2 < in.segments;
+    const float *after = pi + (segment + 1) * 2 * kSize;
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < kDepth; ++j) {
-      const float4 *s = reinterpret_cast<const float4 *>(shared.state[part * kDepth + j]);
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t high[4], low[4];
 #pragma unroll
-      for (int four = 0; four < kRows / 4; ++four) {
-        const float4 v = s[four];
-        const float by[4] = {v.x, v.y, v.z, v.w};
+      for (int e = 0; e < 4; ++e) {
+        high[e] = shared.high[g + e % 2 * 8][8 * step + t + e / 2 * 4];
+        low[e] = shared.low[g + e % 2 * 8][8 * step + t + e / 2 * 4];
+      }
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          sum[4 * four + r].x = fmaf(by[r], now[j].x, sum[4 * four + r].x);
-          sum[4 * four + r].y = fmaf(by[r], now[j].y, sum[4 * four + r].y);
-        }
+      for (int n = 0; n < 2; ++n) {
+        uint32_t high0, low0, high1, low1;
+        split(words[step][2 * n], high0, low0);
+        split(words[step][2 * n + 1], high1, low1);
+        multiply_tf32(state[n], low, high0, high1);
+        multiply_tf32(state[n], high, low0, low1);
+        multiply_tf32(state[n], high, high0, high1);
+      }
+      if (more) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) words[step][e] = after[(step * 8 + e % 2 * 4) * kKey + e / 2 * 8];
       }
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) shared.partial[part][r][c] = sum[r];
     __syncthreads();
-#pragma unroll
-    for (int step = 0; step < kRows / kParts; ++step) {
-      const int r = part + kParts * step;
-      float2 value = added[step];
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) {
-        const float2 more = shared.partial[p][r][c];
-        value.x += more.x, value.y += more.y;
-      }
-      shared.state[2 * c][r] = value.x, shared.state[2 * c + 1][r] = value.y;
-      *reinterpret_cast<float2 *>(out + (segment + 1) * kSize + r * kKey) = value;
-    }
   }
 }
 
 }  // namespace
 
 cudaError_t launch_link(const LinkArguments &in, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(LinkShared);
-  const cudaError_t status = cudaFuncSetAttribute(link_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(in.heads, kKey / kRows);
-  config.blockDim = dim3(512);
-  config.dynamicSmemBytes = kBytes;
+  config.blockDim = dim3(256);
   config.stream = stream;
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

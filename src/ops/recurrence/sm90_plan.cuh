@@ -32,6 +32,13 @@ struct alignas(16) Factors {
   float all[4];          // exp(G_end)
 };
 
+// The same for a vector gate, whose decays are in the tiles. Thread t of a warpgroup product reads exp(G_end) of the keys
+// 8j + 2t, 8j + 2t + 1 of j = 0 .. 15 as eight 16-byte loads.
+struct alignas(16) VectorFactors {
+  ByToken beta;
+  float all[4][36];
+};
+
 struct Shape {
   int B, T, H, HV, N;
   int slots;  // per head
@@ -85,7 +92,13 @@ __device__ __forceinline__ Chunk chunk_of(const Shape &shape, int slot) {
 // Of every (head, slot), what the scan reads.
 struct Tiles {
   unsigned char *solve;  // T as an image in the swizzled form
-  Factors *factors;
+  Factors *factors;      // of no gate or a scalar gate
+  // of a vector gate, images too:
+  unsigned char *scores;   // scale * masked, gated q k^T
+  unsigned char *k_start;  // k exp(G), two images of 64 keys
+  unsigned char *q_start;  // scale * q exp(G)
+  unsigned char *k_end;    // k exp(G_end - G)
+  VectorFactors *vector_factors;
 };
 
 }  // namespace fw::sm90

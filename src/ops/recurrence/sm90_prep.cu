@@ -1,126 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inverse and gate factors of one chunk of one head, for no gate or a scalar gate; nothing here depends on the state.
-// Grid (slots, HV), 128 threads = one warpgroup, 6 CTAs a multiprocessor.
+// Grid (slots, HV), 128 threads = one warpgroup, 7 CTAs a multiprocessor.
 //   1. thread 0: k tile by tensor map; meanwhile 64 threads each for beta and for the gates, which are summed in fp64 and
 //      kept as two floats in base 2.
 //   2. k k^T by 8 wgmma m64n64k16; gate factors exp(G_i - G_j), j < i, applied to the fp32 sums.
-//   3. L = strict lower part of beta_i k k^T in fp32; its four 16x16 diagonal blocks inverted by substitution in fp32
-//      (one column a thread, in place), then warp J finishes block column J of T = (I + L)^-1 from top to bottom in tf32:
-//      T_IJ^T = -(sum over J <= M < I of T_MJ^T L_IM^T) T_II^T, each result being the next first operand in registers.
+//   3. L = strict lower part of beta_i k k^T in fp32, T = (I + L)^-1 (sm90_inverse.cuh).
 //   4. T leaves as a swizzled bf16 image by bulk store, the factors of tokens as floats.
-// Shared memory: k 16384 (then the image of T), L 18432, factors and beta 2384 bytes.
+// Shared memory: k 16384, then L 18432 in its place, image of T 8192, factors and beta 2384 bytes.
 // Handing over: one mbarrier for the loads; __syncthreads between the numbered steps.
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
 #include "ops/recurrence/sm90_gates.cuh"
+#include "ops/recurrence/sm90_inverse.cuh"
 #include "ops/recurrence/sm90_prep.cuh"
 
 namespace fw::sm90 {
 namespace {
 
-constexpr int kPitch = 72;  // floats in a row of L: rows g and columns 2t of a warp's access hit 32 banks once
 // The most negative log gate that is told apart from -infinity: its exponential is 0 in fp32 as well.
 constexpr double kLeastGate = -1e4;
 
 struct __align__(1024) PrepShared {
-  unsigned char k[2 * kTileBytes];
-  float l[kChunk * kPitch];
+  union {
+    unsigned char k[2 * kTileBytes];
+    float l[kChunk * kPitch];
+  };
+  unsigned char solve[kTileBytes];
   Factors factors;
   float beta[kChunk];
   double carry;
   uint64_t loaded;
 };
 
-__device__ __forceinline__ float load_real(const void *base, Sm90Real type, int64_t index) {
-  if (type == Sm90Real::kFloat32) return static_cast<const float *>(base)[index];
-  return low_bf16(static_cast<const uint16_t *>(base)[index]);
-}
-
-// Columns of the 16x16 unit lower block at l (pitch kPitch) become those of its inverse; 16 lanes, one column each.
-__device__ __forceinline__ void invert_block(float *l, int column) {
-  float x[16];
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int m = 0; m < i; ++m) sum[m & 1] = fmaf(l[i * kPitch + m], x[m], sum[m & 1]);
-    x[i] = (i == column ? 1.0f : 0.0f) - (sum[0] + sum[1]);
-  }
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < 16; ++i) l[i * kPitch + column] = x[i];
-}
-
-// acc[16x16] += a[16x16] block^T, a as two m16k8 first operands whose columns are paired as the sums' are.
-__device__ __forceinline__ void multiply_block(float (&acc)[2][4], const uint32_t (&a)[2][4], const float *block, int g,
-                                               int t) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const float2 pair = *reinterpret_cast<const float2 *>(block + (8 * half + g) * kPitch + 8 * step + 2 * t);
-      multiply_tf32(acc[half], a[step], to_tf32(pair.x), to_tf32(pair.y));
-    }
-  }
-}
-
-__device__ __forceinline__ void as_operand(uint32_t (&a)[2][4], const float (&acc)[2][4], float sign) {
-#pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    a[step][0] = to_tf32(sign * acc[step][0]);
-    a[step][1] = to_tf32(sign * acc[step][2]);
-    a[step][2] = to_tf32(sign * acc[step][1]);
-    a[step][3] = to_tf32(sign * acc[step][3]);
-  }
-}
-
-// Block (i_block, j_block) of the image from its transpose.
-__device__ __forceinline__ void store_block(uint32_t image, const float (&acc)[2][4], int i_block, int j_block,
-                                            int lane) {
-  const int tile = lane / 8;
-  const uint32_t address =
-      image + swizzled(16 * i_block + 8 * (tile >> 1) + lane % 8, (16 * j_block + 8 * (tile & 1)) * 2);
-  store_tiles_transposed(address, pack_bf16(acc[0][0], acc[0][1]), pack_bf16(acc[0][2], acc[0][3]),
-                         pack_bf16(acc[1][0], acc[1][1]), pack_bf16(acc[1][2], acc[1][3]));
-}
-
-// T of the unit lower I + L whose diagonal blocks are already inverted; the whole warpgroup.
-__device__ __forceinline__ void finish_inverse(PrepShared &shared, uint32_t image, int warp, int lane) {
-  const int g = lane / 4, t = lane % 4, column = warp;
-  float *l = shared.l;
-  float acc[2][4];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      acc[half][e] = l[(16 * column + 8 * half + 2 * t + (e & 1)) * kPitch + 16 * column + g + 8 * (e >> 1)];
-    }
-  }
-  uint32_t done[4][2][4];
-  as_operand(done[0], acc, 1.0f);
-  store_block(image, acc, column, column, lane);
-  const float none[2][4] = {};
-  for (int i = 0; i < column; ++i) store_block(image, none, i, column, lane);
-#pragma unroll
-  for (int down = 1; down < 4; ++down) {
-    const int i = column + down;
-    if (i < 4) {
-      float sum[2][4] = {}, result[2][4] = {};
-#pragma unroll
-      for (int m = 0; m < down; ++m) multiply_block(sum, done[m], l + 16 * i * kPitch + 16 * (column + m), g, t);
-      uint32_t operand[2][4];
-      as_operand(operand, sum, -1.0f);
-      multiply_block(result, operand, l + 16 * i * kPitch + 16 * i, g, t);
-      store_block(image, result, i, column, lane);
-      if (down < 3) as_operand(done[down], result, 1.0f);
-    }
-  }
-}
-
 template <Sm90Gate kGate, Sm90Erase kErase>
-__global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepArguments in) {
+__global__ void __launch_bounds__(128, 7) prep_kernel(const __grid_constant__ PrepArguments in) {
   extern __shared__ __align__(1024) unsigned char raw[];
   PrepShared &shared = *reinterpret_cast<PrepShared *>(raw);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -130,16 +45,7 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
   const Chunk chunk = chunk_of(in.shape, slot);
   launch_next();
 
-  if (in.o_rows_left_over) {
-    const int begin = offset_of(in.shape, 0), end = offset_of(in.shape, in.shape.N);
-    const int row = slot * kChunk + thread / 2;
-    if (row < in.shape.T && (row < begin || row >= end)) {
-      uint4 *out = reinterpret_cast<uint4 *>(static_cast<__nv_bfloat16 *>(in.o) + row * in.o_strides.token +
-                                             hv * in.o_strides.head) + thread % 2 * 8;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) out[i] = make_uint4(0, 0, 0, 0);
-    }
-  }
+  zero_rows_outside(in, slot, hv, thread);
   if (chunk.rows == 0) return;
 
   if (kErase == Sm90Erase::kShared && thread == 0) {
@@ -217,6 +123,7 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
     product_commit();
     product_wait<0>();
     hold(kk);
+    __syncthreads();  // k is read; L takes its place
 
     decay_scores<kGate == Sm90Gate::kScalar, true>(kk, factors, shared.beta[16 * warp + g],
                                                    shared.beta[16 * warp + g + 8], warp, g, t);
@@ -233,13 +140,13 @@ __global__ void __launch_bounds__(128) prep_kernel(const __grid_constant__ PrepA
       invert_block(shared.l + 16 * block * kPitch + 16 * block, lane % 16);
     }
     __syncthreads();
-    finish_inverse(shared, k_tile, warp, lane);
+    finish_inverse(shared.l, shared_address(shared.solve), warp, lane);
   }
   fence_async_shared();
   __syncthreads();
   if (thread == 0) {
     const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + slot;
-    if constexpr (kErase == Sm90Erase::kShared) store_bytes(in.tiles.solve + index * kTileBytes, k_tile, kTileBytes);
+    if constexpr (kErase == Sm90Erase::kShared) store_bytes(in.tiles.solve + index * kTileBytes, shared_address(shared.solve), kTileBytes);
     store_bytes(in.tiles.factors + index, shared_address(&factors), sizeof(Factors));
     store_commit();
     store_wait<0>();
@@ -259,6 +166,7 @@ cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_prep(const PrepArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  if (gate == Sm90Gate::kVector) return launch_prep_vector(in, erase, stream);
   if (erase == Sm90Erase::kShared) {
     if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kShared>(in, stream);
     if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kShared>(in, stream);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cuda.h>
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "ops/recurrence/sm90_plan.cuh"
@@ -9,6 +10,8 @@ namespace fw::sm90 {
 
 struct PrepArguments {
   CUtensorMap k;
+  const __nv_bfloat16 *q_rows, *k_rows;
+  Sm90Strides q_strides, k_strides;
   Shape shape;
   Tiles tiles;
   const void *g, *beta;
@@ -19,6 +22,20 @@ struct PrepArguments {
   int o_rows_left_over;
   float scale;
 };
+
+// Rows of o that no sequence of a pack has, 64 a slot; 128 threads.
+__device__ __forceinline__ void zero_rows_outside(const PrepArguments &in, int slot, int hv, int thread) {
+  if (!in.o_rows_left_over) return;
+  const int begin = offset_of(in.shape, 0), end = offset_of(in.shape, in.shape.N);
+  const int row = slot * kChunk + thread / 2;
+  if (row >= in.shape.T || (row >= begin && row < end)) return;
+  uint4 *out = reinterpret_cast<uint4 *>(static_cast<__nv_bfloat16 *>(in.o) + row * in.o_strides.token +
+                                         hv * in.o_strides.head) + thread % 2 * 8;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out[i] = make_uint4(0, 0, 0, 0);
+}
+
+cudaError_t launch_prep_vector(const PrepArguments &, Sm90Erase, cudaStream_t);
 
 cudaError_t launch_prep(const PrepArguments &, Sm90Gate, Sm90Erase, cudaStream_t);
 

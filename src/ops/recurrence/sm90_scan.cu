@@ -8,16 +8,17 @@
 //   warpgroup 1: scores P = scale * masked, gated Q K^T, 8 x m64n64k16, into the slot.
 //   warpgroup 2: the chain; tensor work of a chunk in order of issue:
 //          X^T = S^T K^T                  8 x m64n64k16   meanwhile the last outputs leave
-//          O^T = S^T Q^T, first half      4 x m64n64k16   meanwhile W^T = beta (V^T - exp(G) X^T)
-//          V'^T = W^T T^T                 4 x m64n64k16   meanwhile S decays
-//          O^T, second half               4 x m64n64k16   meanwhile V' becomes bf16
-//          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16  meanwhile O is scaled
+//          O^T = S^T Q^T                  8 x m64n64k16   meanwhile W^T = beta (V^T - exp(G) X^T)
+//          V'^T = W^T T^T                 4 x m64n64k16   meanwhile S decays, O is scaled
+//          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16
 //          O^T += V'^T P^T                4 x m64n64k16   meanwhile S^T becomes bf16
 // Roles of the summary (what a segment does to any state): warpgroup 1 the same chain without outputs, from zero, giving
 // H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
 // Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
 // tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
 // Shared memory a stage: k 16384, q 16384, v 8192, T 8192, P 8192, factors 2128; staging of o 8192; 3 stages: 187552.
+#include <type_traits>
+
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
@@ -30,18 +31,21 @@ namespace {
 
 constexpr int kStages = 3;
 
+template <bool kVector>
 struct __align__(1024) Stage {
-  unsigned char k[2 * kTileBytes];
+  unsigned char k[2 * kTileBytes];  // vector gate: k exp(G), and q likewise
   unsigned char q[2 * kTileBytes];
+  unsigned char k_end[kVector ? 2 * kTileBytes : 0];  // k exp(G_end - G)
   unsigned char v[kTileBytes];
   unsigned char solve[kTileBytes];
   unsigned char scores[kTileBytes];
-  Factors factors;
 };
 
+template <bool kVector>
 struct __align__(1024) ScanShared {
-  Stage stage[kStages];
+  Stage<kVector> stage[kStages];
   unsigned char o[kTileBytes];
+  std::conditional_t<kVector, VectorFactors, Factors> factors[kStages];
   uint64_t full[kStages], scored[kStages], empty[kStages], tail, o_filled, o_emptied;
 };
 
@@ -67,32 +71,47 @@ __device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_do
 }
 
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
-__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared &shared, const Work &work, int lane) {
-  constexpr bool kSolve = kErase == Sm90Erase::kShared, kFactors = kSolve || kGate == Sm90Gate::kScalar;
-  constexpr uint32_t kBytes =
-      (3 + (kSummary ? 0 : 2) + (kSolve ? 1 : 0)) * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(Factors)) : 0);
+__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate == Sm90Gate::kVector> &shared,
+                                            const Work &work, int lane) {
+  constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase == Sm90Erase::kShared;
+  constexpr bool kKeys = kSolve || !kVector, kFactors = kSolve || kGate != Sm90Gate::kNone;
+  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve + (kVector && !kSummary);
+  constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
   int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
   Ring<kStages> ring;
   for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
-    Stage &stage = shared.stage[ring.slot];
+    Stage<kVector> &stage = shared.stage[ring.slot];
     const uint32_t full = shared_address(&shared.full[ring.slot]);
     const uint32_t barrier = left < kChunk ? shared_address(&shared.tail) : full;
     barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
     if (lane == 0) {
       barrier_expect_bytes(barrier, kBytes);
-      load_box_to(shared_address(stage.k) + half, &in.k, barrier, 3, 64 * rank, h, row, work.batch);
-      load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
-      if constexpr (kFactors) {
-        load_bytes(shared_address(&stage.factors), in.tiles.factors + index, sizeof(Factors), barrier);
+      const uint32_t factors = shared_address(&shared.factors[ring.slot]);
+      const int64_t image = index * kTileBytes;
+      if constexpr (kVector) {
+        const auto both = [&](unsigned char *to, const unsigned char *from) {
+          load_bytes_to(shared_address(to) + half, from + 2 * image + half, kTileBytes, barrier, 3);
+        };
+        if constexpr (kSolve) both(stage.k, in.tiles.k_start);
+        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        load_bytes(factors, in.tiles.vector_factors + index, sizeof(VectorFactors), barrier);
+        both(stage.k_end, in.tiles.k_end);
+        if constexpr (!kSummary) {
+          both(stage.q, in.tiles.q_start);
+          load_bytes_to(shared_address(stage.scores) + part, in.tiles.scores + image + part, kTileBytes / 2, barrier, 3);
+        }
+      } else {
+        load_box_to(shared_address(stage.k) + half, &in.k, barrier, 3, 64 * rank, h, row, work.batch);
+        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        if constexpr (kFactors) load_bytes(factors, in.tiles.factors + index, sizeof(Factors), barrier);
+        if constexpr (!kSummary) {
+          load_box_to(shared_address(stage.q) + half, &in.q, barrier, 3, 64 * rank, h, row, work.batch);
+        }
       }
       if constexpr (kSolve) {
-        load_bytes_to(shared_address(stage.solve) + part, in.tiles.solve + index * kTileBytes + part, kTileBytes / 2,
-                      barrier, 3);
-      }
-      if constexpr (!kSummary) {
-        load_box_to(shared_address(stage.q) + half, &in.q, barrier, 3, 64 * rank, h, row, work.batch);
+        load_bytes_to(shared_address(stage.solve) + part, in.tiles.solve + image + part, kTileBytes / 2, barrier, 3);
       }
     }
     __syncwarp();
@@ -102,7 +121,7 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared 
       for (int i = lane; i < (kChunk - left) * 8; i += 32) {
         const int offset = (left + i / 8) * 128 + i % 8 * 16;
         *reinterpret_cast<uint4 *>(stage.v + offset) = zero;
-        for (int side = 0; side < 2; ++side) {
+        for (int side = 0; side < (kVector ? 0 : 2); ++side) {
           *reinterpret_cast<uint4 *>(stage.k + side * kTileBytes + offset) = zero;
           if constexpr (!kSummary) *reinterpret_cast<uint4 *>(stage.q + side * kTileBytes + offset) = zero;
         }
@@ -115,9 +134,15 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared 
 }
 
 // One warp: the outputs, a chunk at a time, from the staging tile to rows of o.
-__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared &shared, const Work &work, int lane) {
+template <bool kVector>
+__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kVector> &shared, const Work &work,
+                                              int lane) {
   const uint32_t filled = shared_address(&shared.o_filled), emptied = shared_address(&shared.o_emptied);
-  uint32_t parity = 0;
+  if (work.length > 0) {  // the chain fills the tile once before it has outputs
+    barrier_wait(filled, 0);
+    if (lane == 0) barrier_arrive(emptied);
+  }
+  uint32_t parity = 1;
   for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, parity ^= 1) {
     barrier_wait(filled, parity);
     if (left >= kChunk) {
@@ -142,12 +167,13 @@ __device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShare
 
 // One warpgroup: the scores of every chunk, rows = queries, as the swizzled image that P^T is read from.
 template <Sm90Gate kGate>
-__device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared &shared, const Work &work, int thread) {
+__device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<false> &shared, const Work &work,
+                                            int thread) {
   const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
   const int row = 16 * warp + 8 * (part & 1) + lane % 8;
   Ring<kStages> ring;
   for (int left = work.length; left > 0; left -= kChunk, ring.next()) {
-    Stage &stage = shared.stage[ring.slot];
+    Stage<false> &stage = shared.stage[ring.slot];
     barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
     float d[32];
     hold(d);
@@ -161,7 +187,7 @@ __device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared 
     product_commit();
     product_wait<0>();
     hold(d);
-    decay_scores<kGate == Sm90Gate::kScalar, false>(d, stage.factors, in.scale, in.scale, warp, g, t);
+    decay_scores<kGate == Sm90Gate::kScalar, false>(d, shared.factors[ring.slot], in.scale, in.scale, warp, g, t);
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       const float *p = d + 8 * pair;
@@ -182,126 +208,137 @@ __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], const float (&s)
 
 // One warpgroup: 64 rows of S^T over all chunks of the segment. kValues: V is read, else it is 0. kOutputs: o is written.
 template <Sm90Gate kGate, Sm90Erase kErase, bool kValues, bool kOutputs>
-__device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &shared, const Work &work, float (&s)[64],
-                                          int thread) {
+__device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kGate == Sm90Gate::kVector> &shared,
+                                          const Work &work, float (&s)[64], int thread) {
+  constexpr bool kVector = kGate == Sm90Gate::kVector;
   constexpr bool kSolve = kErase == Sm90Erase::kShared, kScalar = kGate == Sm90Gate::kScalar;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4, part = lane / 8;
   // This lane's row of the 8x8 tiles of a [tokens][values] tile; + 2048 bytes for 16 tokens.
   const uint32_t corner = swizzled(8 * (part >> 1) + lane % 8, (16 * warp + 8 * (part & 1)) * 2);
   const uint32_t staging = shared_address(shared.o) + corner;
   float x[32], o[32] = {};
-  uint32_t emit_parity = 1;
+  uint32_t emit_parity = 0;
   const auto pack_outputs = [&](uint32_t (&po)[16]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) po[i] = pack_bf16(o[2 * i], o[2 * i + 1]);
   };
   const auto emit = [&](const uint32_t (&po)[16]) {
-    barrier_wait(shared_address(&shared.o_emptied), emit_parity);
-    emit_parity ^= 1;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       store_tiles_transposed(staging + 2048 * pair, po[4 * pair], po[4 * pair + 1], po[4 * pair + 2], po[4 * pair + 3]);
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&shared.o_filled));
-  };
-  const auto release = [&](int slot) {
-    if (lane < 2) barrier_arrive_at(shared_address(&shared.empty[slot]), lane);
+    barrier_arrive_if(shared_address(&shared.o_filled), lane == 0);
   };
 
   uint32_t sa[8][4];
   pack_state(sa, s);
   Ring<kStages> ring;
-  int last_slot = -1;
-  for (int left = work.length; left > 0; left -= kChunk, ring.next()) {
-    const Stage &stage = shared.stage[ring.slot];
-    const uint32_t k = shared_address(stage.k), q = shared_address(stage.q);
-    barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
+  int last_slot = 0;
+  if (work.length > 0) barrier_wait(shared_address(&shared.full[0]), 0);
+  for (int left = work.length; left > 0; left -= kChunk) {
+    const Stage<kVector> &stage = shared.stage[ring.slot];
+    const auto &factors = shared.factors[ring.slot];
+    const uint64_t k_sum = rows_along_sum(shared_address(stage.k)), q_sum = rows_along_sum(shared_address(stage.q));
+    const uint64_t k_free = rows_along_free(shared_address(kVector ? stage.k_end : stage.k), kTileBytes);
+    const uint64_t solve = rows_along_sum(shared_address(stage.solve));
+    const uint64_t scores = rows_along_sum(shared_address(stage.scores));
     // The compiler follows sums in flight around the loop only up to a wait for all of them.
     product_wait<0>();
     hold(s);
     if constexpr (kOutputs) hold(o);
-    uint32_t a[4][4] = {};
-    const float decay = kScalar ? stage.factors.all[0] : 1.0f;
-    if constexpr (kSolve) {
-      hold(x);
-      product_fence();
-#pragma unroll
-      for (int step = 0; step < 8; ++step) {
-        multiply_n64(x, sa[step], rows_along_sum(k + step / 4 * kTileBytes + step % 4 * 32), step > 0);
-      }
-      product_commit();
-    }
-
-    // The first half of S^T Q^T; the last outputs are handed over, and the slot back.
-    uint32_t po[16];
-    if constexpr (kOutputs) {
-      pack_outputs(po);
-      hold(o);
-      product_fence();
-#pragma unroll
-      for (int step = 0; step < (kSolve ? 4 : 8); ++step) {
-        multiply_n64(o, sa[step], rows_along_sum(q + step / 4 * kTileBytes + step % 4 * 32), step > 0);
-      }
-      product_commit();
-    }
+    uint32_t a[4][4] = {}, po[16];
+    float beta[16], by_decay[16];
     if constexpr (kValues) {
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
         load_tiles_transposed(a[pair], shared_address(stage.v) + corner + 2048 * pair);
       }
     }
-    float beta[16], beta_decay[16];
     if constexpr (kSolve) {
-      read_tokens(beta, stage.factors.beta, t);
-      if constexpr (kScalar) read_tokens(beta_decay, stage.factors.beta_decay, t);
+      read_tokens(beta, factors.beta, t);
+      if constexpr (kScalar) read_tokens(by_decay, factors.beta_decay, t);
     }
-    if (last_slot >= 0) {
-      if constexpr (kOutputs) emit(po);
-      release(last_slot);
+    float decay = 1.0f;
+    if constexpr (kScalar) decay = factors.all[0];
+    if constexpr (kSolve) {
+      hold(x);
+      product_fence();
+#pragma unroll
+      for (int step = 0; step < 8; ++step) {
+        multiply_n64(x, sa[step], advance(k_sum, step / 4 * kTileBytes + step % 4 * 32), step > 0);
+      }
+      product_commit();
     }
+
+    // S^T Q^T; the last outputs are handed over, and the slot back.
+    if constexpr (kOutputs) {
+      pack_outputs(po);
+      hold(o);
+      product_fence();
+#pragma unroll
+      for (int step = 0; step < 8; ++step) {
+        multiply_n64(o, sa[step], advance(q_sum, step / 4 * kTileBytes + step % 4 * 32), step > 0);
+      }
+      product_commit();
+      emit(po);
+    }
+    __syncwarp();
+    barrier_arrive_at_if(shared_address(&shared.empty[last_slot]), lane % 2, lane < 2 && left != work.length);
     last_slot = ring.slot;
+    float w[32];
+    if constexpr (kSolve && kValues) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const uint32_t v = a[i / 8][i / 2 % 4];
+        w[i] = beta[i / 8 * 4 + i / 4 % 2 * 2 + i % 2] * (i % 2 ? high_bf16(v) : low_bf16(v));
+      }
+      hold(w);
+    }
 
     if constexpr (kSolve) {
       product_wait<kOutputs ? 1 : 0>();
       hold(x);
-      // W^T = beta (V^T - exp(G) X^T), then V'^T = W^T T^T, the second half of S^T Q^T behind it.
+      // W^T = beta (V^T - exp(G) X^T), then V'^T = W^T T^T
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const int n = 4 * (i / 4) + i % 4 / 2 * 2, e = 2 * n + 2 * (i % 2);
-        const float *by = kScalar ? beta_decay : beta;
-        float w0 = -by[n] * x[e], w1 = -by[n + 1] * x[e + 1];
-        if constexpr (kValues) {
-          w0 = fmaf(beta[n], low_bf16(a[i / 4][i % 4]), w0), w1 = fmaf(beta[n + 1], high_bf16(a[i / 4][i % 4]), w1);
-        }
-        a[i / 4][i % 4] = pack_bf16(w0, w1);
+        const float *by = kScalar ? by_decay : beta;
+        a[i / 4][i % 4] = kValues ? pack_bf16(fmaf(-by[n], x[e], w[2 * i]), fmaf(-by[n + 1], x[e + 1], w[2 * i + 1]))
+                                  : pack_bf16(-by[n] * x[e], -by[n + 1] * x[e + 1]);
       }
       hold(x);
       product_fence();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        multiply_n64(x, a[step], rows_along_sum(shared_address(stage.solve) + step * 32), step > 0);
-      }
+      for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve, step * 32), step > 0);
       product_commit();
-      if constexpr (kOutputs) {
-#pragma unroll
-        for (int step = 4; step < 8; ++step) {
-          multiply_n64(o, sa[step], rows_along_sum(q + kTileBytes + step % 4 * 32), 1);
-        }
-        product_commit();
-      }
     }
     float rest[16], scale_decay[16];
     if constexpr (kScalar) {
-      read_tokens(rest, stage.factors.rest, t);
-      if constexpr (kOutputs) read_tokens(scale_decay, stage.factors.scale_decay, t);
+      read_tokens(rest, factors.rest, t);
+      if constexpr (kOutputs) read_tokens(scale_decay, factors.scale_decay, t);
     }
     if constexpr (kScalar) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) s[i] *= decay;
     }
+    if constexpr (kVector) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float4 four = *reinterpret_cast<const float4 *>(factors.all[t] + 4 * i);
+        const float by[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int e = 0; e < 8; ++e) s[8 * i + e] *= by[e / 4 * 2 + e % 2];
+      }
+    }
+    if constexpr (kOutputs) {
+      product_wait<kSolve ? 1 : 0>();
+      hold(o);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) o[i] *= kScalar ? scale_decay[i / 4 * 2 + i % 2] : kVector ? 1.0f : in.scale;
+    }
     if constexpr (kSolve) {
-      product_wait<kOutputs ? 1 : 0>();
+      product_wait<0>();
       hold(x);
     }
 
@@ -321,35 +358,31 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared &s
     product_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      multiply_n128_free(s, kScalar ? b[step] : a[step], rows_along_free(k + step * 2048, kTileBytes), 1);
+      multiply_n128_free(s, kScalar ? b[step] : a[step], advance(k_free, step * 2048), 1);
     }
     product_commit();
 
     if constexpr (kOutputs) {
       // O^T = scale exp(G) S^T Q^T + V'^T P^T
-      product_wait<1>();
-      hold(o);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) o[i] *= kScalar ? scale_decay[i / 4 * 2 + i % 2] : in.scale;
-      barrier_wait(shared_address(&shared.scored[ring.slot]), ring.parity);
+      if constexpr (!kVector) barrier_wait(shared_address(&shared.scored[ring.slot]), ring.parity);
       hold(o);
       product_fence();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        multiply_n64(o, a[step], rows_along_sum(shared_address(stage.scores) + step * 32), 1);
-      }
+      for (int step = 0; step < 4; ++step) multiply_n64(o, a[step], advance(scores, step * 32), 1);
       product_commit();
-      product_wait<1>();
-    } else {
-      product_wait<0>();
+      barrier_wait(shared_address(&shared.o_emptied), emit_parity);
+      emit_parity ^= 1;
     }
+    ring.next();
+    if (left > kChunk) barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
+    product_wait<kOutputs ? 1 : 0>();
     hold(s);
     pack_state(sa, s);
   }
   product_wait<0>();
   hold(s);
   hold(o);
-  if (kOutputs && last_slot >= 0) {
+  if (kOutputs && work.length > 0) {
     uint32_t po[16];
     pack_outputs(po);
     emit(po);
@@ -361,10 +394,14 @@ __device__ __forceinline__ int64_t state_at(int i, int thread, int64_t key, int6
   return (thread / 32 * 16 + thread % 32 / 4 + (i & 2) * 4) * value + (i / 4 * 8 + thread % 4 * 2 + (i & 1)) * key;
 }
 
+// Warpgroups: loads and stores; scores (no or scalar gate) or the first chain of a summary; the chain.
+constexpr int threads_of(Sm90Gate gate, bool summary) { return gate == Sm90Gate::kVector && !summary ? 256 : 384; }
+
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
-__global__ void __launch_bounds__(384, 1) scan_kernel(const __grid_constant__ ScanArguments in) {
+__global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
+  constexpr bool kVector = kGate == Sm90Gate::kVector;
   extern __shared__ __align__(1024) unsigned char raw[];
-  ScanShared &shared = *reinterpret_cast<ScanShared *>(raw);
+  auto &shared = *reinterpret_cast<ScanShared<kVector> *>(raw);
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -387,7 +424,7 @@ __global__ void __launch_bounds__(384, 1) scan_kernel(const __grid_constant__ Sc
     if (thread < 32) {
       load_chunks<kGate, kErase, kSummary>(in, shared, work, thread);
     } else if (!kSummary && thread < 64) {
-      store_outputs(in, shared, work, thread - 32);
+      store_outputs<kVector>(in, shared, work, thread - 32);
     }
   } else if constexpr (kSummary) {
     registers_grow<224>();
@@ -407,9 +444,11 @@ __global__ void __launch_bounds__(384, 1) scan_kernel(const __grid_constant__ Sc
     for (int i = 0; i < 64; i += 2) {
       *reinterpret_cast<float2 *>(out + state_at(i, thread, 1, kKey)) = make_float2(s[i], s[i + 1]);
     }
-  } else if (group == 1) {
-    registers_shrink<152>();
-    make_scores<kGate>(in, shared, work, thread);
+  } else if (!kVector && group == 1) {
+    if constexpr (!kVector) {
+      registers_shrink<152>();
+      make_scores<kGate>(in, shared, work, thread);
+    }
   } else {
     registers_grow<240>();
     float s[64];
@@ -429,12 +468,13 @@ __global__ void __launch_bounds__(384, 1) scan_kernel(const __grid_constant__ Sc
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 cudaError_t launch(const ScanArguments &in, cudaStream_t stream) {
   auto kernel = scan_kernel<kGate, kErase, kSummary>;
-  constexpr int kBytes = sizeof(ScanShared);
+  constexpr int kBytes = sizeof(ScanShared<kGate == Sm90Gate::kVector>);
+  static_assert(kBytes <= 232448);
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(in.shape.N) * in.shape.HV * (kSummary ? in.segments - 1 : in.segments) * 2);
-  config.blockDim = dim3(384);
+  config.blockDim = dim3(threads_of(kGate, kSummary));
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
   cudaLaunchAttribute attributes[2];
@@ -452,9 +492,11 @@ cudaError_t dispatch(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cu
   if (erase == Sm90Erase::kShared) {
     if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kShared, kSummary>(in, stream);
     if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kShared, kSummary>(in, stream);
+    if (gate == Sm90Gate::kVector) return launch<Sm90Gate::kVector, Sm90Erase::kShared, kSummary>(in, stream);
   } else {
     if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kNone, kSummary>(in, stream);
     if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kNone, kSummary>(in, stream);
+    if (gate == Sm90Gate::kVector) return launch<Sm90Gate::kVector, Sm90Erase::kNone, kSummary>(in, stream);
   }
   return cudaErrorInvalidValue;
 }
