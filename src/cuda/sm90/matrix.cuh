@@ -56,7 +56,7 @@ __device__ __forceinline__ uint32_t to_tf32(float value) {
   return rounded;
 }
 
-// d[16x8] += a[16x8] b[8x8] in tf32. Thread (g, t): a = (g, t), (g+8, t), (g, t+4), (g+8, t+4); b = (t, g), (t+4, g);
+// Adds a[16x8] b[8x8] to d[16x8], in tf32. Thread (g, t): a = (g, t), (g+8, t), (g, t+4), (g+8, t+4); b = (t, g), (t+4, g);
 // d = (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
 __device__ __forceinline__ void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -65,7 +65,7 @@ __device__ __forceinline__ void multiply_tf32(float (&d)[4], const uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d[16x8] += a[16x16] b[16x8] in bf16. Thread (g, t): a = (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8), two columns each;
+// Adds a[16x16] b[16x8] to d[16x8], in bf16. Thread (g, t): a = (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8), two columns each;
 // b = (2t, g), (2t+8, g), two rows each; d as above.
 __device__ __forceinline__ void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(

@@ -145,6 +145,7 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   prep.tiles = scan.tiles = tiles;
   prep.scale = scan.scale = in.scale;
   prep.g = in.g, prep.g_strides = in.g_strides, prep.g_type = in.g_type;
+  prep.g_is_bounded = in.g_min * 15 >= -80;
   prep.beta = in.beta, prep.beta_strides = in.beta_strides, prep.beta_type = in.beta_type;
   prep.o = in.o, prep.o_strides = in.o_strides, prep.o_rows_left_over = in.cu_seqlens != nullptr;
   status = launch_prep(prep, in.gate, in.erase, stream);

@@ -46,6 +46,15 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
   float words[kSteps][4];
 #pragma unroll
   for (int i = 0; i < 4 * kSteps; ++i) words[i / 4][i % 4] = pi[(i / 4 * 8 + i % 2 * 4) * kKey + i % 4 / 2 * 8];
+  float2 written[4];
+  const auto load_written = [&](int segment) {
+    const float *h = summary + segment * 2 * kSize + row * kKey;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      written[i] = *reinterpret_cast<const float2 *>(h + (g + i % 2 * 8) * kKey + column + i / 2 * 8);
+    }
+  };
+  load_written(0);
   for (int segment = 0; segment < in.segments; ++segment) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -56,13 +65,13 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
       split(pair.y, shared.high[r][c + 1], shared.low[r][c + 1]);
     }
     if (segment + 1 == in.segments) break;
-    const float *h = summary + segment * 2 * kSize + row * kKey;
+    float small[2][4] = {}, mixed[2][4] = {};  // three sums, so that products do not wait for each other
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 pair = *reinterpret_cast<const float2 *>(h + (g + i % 2 * 8) * kKey + column + i / 2 * 8);
-      state[i / 2][i % 2 * 2] = pair.x, state[i / 2][i % 2 * 2 + 1] = pair.y;
+      state[i / 2][i % 2 * 2] = written[i].x, state[i / 2][i % 2 * 2 + 1] = written[i].y;
     }
     const bool more = segment + 2 < in.segments;
+    if (more) load_written(segment + 1);
     const float *after = pi + (segment + 1) * 2 * kSize;
     __syncthreads();
 #pragma unroll
@@ -78,8 +87,8 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
         uint32_t high0, low0, high1, low1;
         split(words[step][2 * n], high0, low0);
         split(words[step][2 * n + 1], high1, low1);
-        multiply_tf32(state[n], low, high0, high1);
-        multiply_tf32(state[n], high, low0, low1);
+        multiply_tf32(small[n], low, high0, high1);
+        multiply_tf32(mixed[n], high, low0, low1);
         multiply_tf32(state[n], high, high0, high1);
       }
       if (more) {
@@ -87,6 +96,8 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
         for (int e = 0; e < 4; ++e) words[step][e] = after[(step * 8 + e % 2 * 4) * kKey + e / 2 * 8];
       }
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) state[i / 4][i % 4] += small[i / 4][i % 4] + mixed[i / 4][i % 4];
     __syncthreads();
   }
 }

@@ -2,17 +2,21 @@
 // Decayed operands, scores and inverse of one chunk of one head for a vector gate; nothing here depends on the state.
 // The decay between two rows is a product of exp(g) <= 1 over the rows between them, in fp32: no exponential of a sum, no
 // difference of sums, any g from -infinity, one exponential for each element.
-// Score (i, j), j < i, belongs to level l, the highest bit in which i and j differ. With b the row between them whose
-// lower l bits are 0, it is the product of x_i (rows b .. i) and k_j (rows j + 1 .. b - 1): both decays are at most 1 and
-// past rows alone decide. One tile of 64 rows serves a level: a row with bit l set is a left side, else a right side.
+// Scores are formed in two ways.
+//   Between 16-row blocks, and inside them when no bound of g is declared: (i, j), j < i, belongs to level l, the highest
+//   bit in which i and j differ. With b the row between them whose lower l bits are 0, the score is the product of
+//   x_i (rows b .. i) and k_j (rows j + 1 .. b - 1): both decays are at most 1 and past rows alone decide.
+//   Inside them when g >= -5.3 is declared (kBounded): x_i (rows first .. i) and k_j / (rows first .. j), at most e^80.
 // Grid (slots, HV), 256 threads: thread (pair, block) has two keys of 16 rows in registers.
 //   1. q, k, g from global memory, 4 or 8 bytes a thread, whole lines a warp; exp; block totals; the diagonal of q k^T.
 //   2. k exp(G), scale q exp(G), k exp(G_end - G) to global memory as swizzled images, whole lines a warp.
-//   3. For l = 0 .. 5: the level's tiles of k and of q to shared memory; warps 0-3 the products for L, warps 4-7 those for
-//      P, 16 rows each, mma m16n8k16, straight to L = beta k k^T in fp32 and to the image of P.
+//   3. Scores inside blocks: kBounded one phase, else levels 0 to 3, in which a row with bit l set is a left side, else a
+//      right side. Scores between blocks (levels 4 and 5): one phase. A phase: tiles to shared memory; warps 0-3 the
+//      products for L, warps 4-7 those for P, 16 rows each, mma m16n8k16, straight to L = beta k k^T in fp32 and to the
+//      image of P.
 //   4. T = (I + L)^-1 by warps 0-3 (sm90_inverse.cuh); bulk stores.
-// Shared memory: tiles of k (then T) and q 2 x 16384, P 8192, L 18432, totals 2048, beta 256, diagonal 512, factors 896.
-// Handing over: __syncthreads before and after a level's products, and between the numbered steps.
+// Shared memory: tiles k (then T), q, right 3 x 16384, P 8192, L 18432, totals 2048, beta 256, diagonal 512, factors 896.
+// Handing over: __syncthreads before and after a phase's products, and between the numbered steps.
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
@@ -28,7 +32,7 @@ struct __align__(1024) VectorShared {
     unsigned char k[2 * kTileBytes];
     unsigned char solve[kTileBytes];
   };
-  unsigned char q[2 * kTileBytes];
+  unsigned char q[2 * kTileBytes], right[2 * kTileBytes];
   unsigned char scores[kTileBytes];
   float l[kChunk * kPitch];
   VectorFactors factors;
@@ -41,6 +45,7 @@ struct __align__(1024) VectorShared {
 struct Rows {
   float2 decay[16];
   uint32_t q[16], k[16];
+  uint32_t byte[8];  // of this thread's pair in rows r % 8 of a swizzled image
 };
 
 // Keeps the compiler from holding values made of the rows across this point: unpacked, they do not fit in registers.
@@ -57,30 +62,43 @@ __device__ __forceinline__ uint32_t scaled(uint32_t pair, float2 by) {
   return pack_bf16(low_bf16(pair) * by.x, high_bf16(pair) * by.y);
 }
 
+// Row r of the thread in a pair of swizzled images; `block` may be another's.
+__device__ __forceinline__ uint32_t place(const Rows &rows, int block, int r) {
+  return block * 2048 + r * 128 + rows.byte[r % 8];
+}
+
+template <bool kWide>
 __device__ __forceinline__ void load_rows(const PrepArguments &in, const Chunk &chunk, int hv, int pair, int block,
                                           Rows &rows) {
   const int h = hv / (in.shape.HV / in.shape.H);
   const __nv_bfloat16 *q = in.q_rows + chunk.batch * in.q_strides.batch + h * in.q_strides.head + 2 * pair;
   const __nv_bfloat16 *k = in.k_rows + chunk.batch * in.k_strides.batch + h * in.k_strides.head + 2 * pair;
   const int64_t g = chunk.batch * in.g_strides.batch + hv * in.g_strides.head + 2 * pair;
-  const bool wide = in.g_type == Sm90Real::kFloat32;
-  uint32_t narrow[16];
+  const int64_t first = chunk.start + 16 * block;
+  const int inside = chunk.rows - 16 * block;
 #pragma unroll
-  for (int r = 0; r < 16; ++r) {
-    const int64_t token = chunk.start + 16 * block + r;
-    const bool inside = 16 * block + r < chunk.rows;
-    rows.q[r] = inside ? *reinterpret_cast<const uint32_t *>(q + token * in.q_strides.token) : 0;
-    rows.k[r] = inside ? *reinterpret_cast<const uint32_t *>(k + token * in.k_strides.token) : 0;
-    const int64_t at = g + token * in.g_strides.token;
-    rows.decay[r] = make_float2(0.0f, 0.0f);
-    narrow[r] = 0;
-    if (inside && wide) rows.decay[r] = *reinterpret_cast<const float2 *>(static_cast<const float *>(in.g) + at);
-    if (inside && !wide) narrow[r] = *reinterpret_cast<const uint32_t *>(static_cast<const uint16_t *>(in.g) + at);
+  for (int i = 0; i < 8; ++i) rows.byte[i] = pair / 32 * kTileBytes + ((pair % 32 * 4) ^ (i << 4));
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {  // rows past the end read the chunk's first row
+    const int64_t token = r < inside ? first + r : chunk.start;
+    rows.q[r] = *reinterpret_cast<const uint32_t *>(q + token * in.q_strides.token);
+    rows.k[r] = *reinterpret_cast<const uint32_t *>(k + token * in.k_strides.token);
+    if constexpr (kWide) {
+      rows.decay[r] = *reinterpret_cast<const float2 *>(static_cast<const float *>(in.g) + g + token * in.g_strides.token);
+    } else {
+      rows.decay[r].x = __uint_as_float(
+          *reinterpret_cast<const uint32_t *>(static_cast<const uint16_t *>(in.g) + g + token * in.g_strides.token));
+    }
   }
 #pragma unroll
   for (int r = 0; r < 16; ++r) {
-    const float2 gate = wide ? rows.decay[r] : make_float2(low_bf16(narrow[r]), high_bf16(narrow[r]));
-    rows.decay[r] = make_float2(power_of_two(gate.x * kLog2e), power_of_two(gate.y * kLog2e));
+    const uint32_t narrow = __float_as_uint(rows.decay[r].x);
+    const float2 gate = kWide ? rows.decay[r] : make_float2(low_bf16(narrow), high_bf16(narrow));
+    const bool here = r < inside;
+    rows.decay[r].x = here ? power_of_two(gate.x * kLog2e) : 1.0f;
+    rows.decay[r].y = here ? power_of_two(gate.y * kLog2e) : 1.0f;
+    rows.q[r] = here ? rows.q[r] : 0;
+    rows.k[r] = here ? rows.k[r] : 0;
   }
 }
 
@@ -108,36 +126,80 @@ __device__ __forceinline__ float diagonal_sum(const Rows &rows, int lane) {
   return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 1);
 }
 
-// The level's tiles. Levels 0 to 3 split the thread's 16 rows, 4 and 5 the blocks.
+__device__ __forceinline__ void put(unsigned char *tile, uint32_t at, uint32_t value) {
+  *reinterpret_cast<uint32_t *>(tile + at) = value;
+}
+
+// Both sides of a level inside the thread's 16 rows.
 template <int kLevel>
-__device__ __forceinline__ void store_level(const Rows &rows, VectorShared &shared, int pair, int block) {
-  constexpr int kSpan = kLevel < 4 ? 1 << kLevel : 16;
-  const uint32_t corner = pair / 32 * kTileBytes, byte = pair % 32 * 4;
-  const auto put = [&](unsigned char *tile, int r, uint32_t value) {
-    *reinterpret_cast<uint32_t *>(tile + corner + swizzled(16 * block + r, byte)) = value;
-  };
-  const bool block_left = kLevel == 4 ? block & 1 : block & 2;
+__device__ __forceinline__ void store_level(const Rows &rows, VectorShared &shared, int block) {
+  constexpr int kSpan = 1 << kLevel;
 #pragma unroll
   for (int first = 0; first < 16; first += kSpan) {
-    const bool left = kLevel < 4 ? (first >> kLevel) & 1 : block_left;
     float2 decay = make_float2(1.0f, 1.0f);
-    if (left) {
-      if (kLevel == 5 && block == 3) decay = shared.total[2][pair];
 #pragma unroll
-      for (int i = 0; i < kSpan; ++i) {
+    for (int i = 0; i < kSpan; ++i) {
+      if ((first >> kLevel) & 1) {
         const int r = first + i;
         decay = times(decay, rows.decay[r]);
-        put(shared.k, r, scaled(rows.k[r], decay));
-        put(shared.q, r, scaled(rows.q[r], decay));
-      }
-    } else {
-      if (kLevel == 5 && block == 0) decay = shared.total[1][pair];
-#pragma unroll
-      for (int i = kSpan - 1; i >= 0; --i) {
-        const int r = first + i;
-        put(shared.k, r, scaled(rows.k[r], decay));
+        put(shared.k, place(rows, block, r), scaled(rows.k[r], decay));
+        put(shared.q, place(rows, block, r), scaled(rows.q[r], decay));
+      } else {
+        const int r = first + kSpan - 1 - i;
+        put(shared.k, place(rows, block, r), scaled(rows.k[r], decay));
         decay = times(decay, rows.decay[r]);
       }
+    }
+  }
+}
+
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return fminf(y, 6e34f);  // e^80; reached only by gates below the declared bound
+}
+
+// Both sides of the products inside a block of gates with a declared bound.
+__device__ __forceinline__ void store_bounded(const Rows &rows, VectorShared &shared, int block) {
+  float2 decay = make_float2(1.0f, 1.0f);
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {
+    decay = times(decay, rows.decay[r]);
+    put(shared.k, place(rows, block, r), scaled(rows.k[r], decay));
+    put(shared.q, place(rows, block, r), scaled(rows.q[r], decay));
+    put(shared.right, place(rows, block, r), scaled(rows.k[r], make_float2(reciprocal(decay.x), reciprocal(decay.y))));
+  }
+}
+
+// Both sides of the products between blocks. Left sides from the block's start in the block's rows of k and q (kBounded:
+// they are there), block 3 from the start of block 2 in the rows of block 0; right sides to the block's end in the block's
+// rows of right, block 0 to the end of block 1 in the rows of block 3.
+template <bool kBounded>
+__device__ __forceinline__ void store_blocks(const Rows &rows, VectorShared &shared, int pair, int block) {
+  if (block == 3 || (!kBounded && block > 0)) {
+    const float2 more = shared.total[2][pair];
+    float2 decay = make_float2(1.0f, 1.0f);
+#pragma unroll
+    for (int r = 0; r < 16; ++r) {
+      decay = times(decay, rows.decay[r]);
+      if (!kBounded) {
+        put(shared.k, place(rows, block, r), scaled(rows.k[r], decay));
+        put(shared.q, place(rows, block, r), scaled(rows.q[r], decay));
+      }
+      if (block == 3) {
+        put(shared.k, place(rows, 0, r), scaled(rows.k[r], times(decay, more)));
+        put(shared.q, place(rows, 0, r), scaled(rows.q[r], times(decay, more)));
+      }
+    }
+  }
+  if (block < 3) {
+    const float2 more = shared.total[1][pair];
+    float2 decay = make_float2(1.0f, 1.0f);
+#pragma unroll
+    for (int r = 15; r >= 0; --r) {
+      put(shared.right, place(rows, block, r), scaled(rows.k[r], decay));
+      if (block == 0) put(shared.right, place(rows, 3, r), scaled(rows.k[r], times(decay, more)));
+      decay = times(decay, rows.decay[r]);
     }
   }
 }
@@ -181,33 +243,50 @@ template <int kLevel, Sm90Erase kErase>
 __device__ __forceinline__ void run_level(Rows &rows, VectorShared &shared, float scale, int thread) {
   const int lane = thread % 32, block = thread / 32 % 4;
   const bool queries = thread >= 128;
-  const uint32_t left = shared_address(queries ? shared.q : shared.k), right = shared_address(shared.k);
   forget(rows);
-  store_level<kLevel>(rows, shared, thread % 64, thread / 64);
+  store_level<kLevel>(rows, shared, thread / 64);
   __syncthreads();
   if (kErase == Sm90Erase::kShared || queries) {
     float acc[2][4];
-    const auto whole = [](int, int) { return true; };
-    if constexpr (kLevel < 4) {
+    multiply_rows(acc, shared_address(queries ? shared.q : shared.k), shared_address(shared.k), block, block, lane);
+    store_scores(shared, acc, queries, scale, block, block, lane,
+                 [](int i, int j) { return i > j && ((i >> kLevel) ^ (j >> kLevel)) == 1; });
+  }
+  __syncthreads();
+}
+
+template <Sm90Erase kErase, bool kBounded>
+__device__ __forceinline__ void run_blocks(Rows &rows, VectorShared &shared, float scale, int thread) {
+  const int lane = thread % 32, block = thread / 32 % 4;
+  const bool queries = thread >= 128;
+  const uint32_t left = shared_address(queries ? shared.q : shared.k), right = shared_address(shared.right);
+  float acc[2][4];
+  if constexpr (kBounded) {
+    forget(rows);
+    store_bounded(rows, shared, thread / 64);
+    __syncthreads();
+    if (kErase == Sm90Erase::kShared || queries) {
       multiply_rows(acc, left, right, block, block, lane);
-      store_scores(shared, acc, queries, scale, block, block, lane,
-                   [](int i, int j) { return i > j && ((i >> kLevel) ^ (j >> kLevel)) == 1; });
-    } else if constexpr (kLevel == 4) {
-      if (block & 1) {
-        multiply_rows(acc, left, right, block, block - 1, lane);
-        store_scores(shared, acc, queries, scale, block, block - 1, lane, whole);
-      }
-    } else {
-      for (int b = 0; b < (block & 2); ++b) {
-        multiply_rows(acc, left, right, block, b, lane);
-        store_scores(shared, acc, queries, scale, block, b, lane, whole);
-      }
+      const int least = queries ? 0 : 1;
+      store_scores(shared, acc, queries, scale, block, block, lane, [least](int i, int j) { return i >= j + least; });
+    }
+    __syncthreads();
+  }
+  forget(rows);
+  store_blocks<kBounded>(rows, shared, thread % 64, thread / 64);
+  __syncthreads();
+  if (kErase == Sm90Erase::kShared || queries) {
+    const auto whole = [](int, int) { return true; };
+    for (int b = 0; b < block; ++b) {
+      const bool far = (b ^ block) >= 2;
+      multiply_rows(acc, left, right, far && block == 3 ? 0 : block, far && b == 0 ? 3 : b, lane);
+      store_scores(shared, acc, queries, scale, block, b, lane, whole);
     }
   }
   __syncthreads();
 }
 
-template <Sm90Erase kErase>
+template <Sm90Erase kErase, bool kWide, bool kBounded>
 __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_constant__ PrepArguments in) {
   extern __shared__ __align__(1024) unsigned char raw[];
   VectorShared &shared = *reinterpret_cast<VectorShared *>(raw);
@@ -220,7 +299,7 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
   const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + slot;
 
   Rows rows;
-  load_rows(in, chunk, hv, pair, block, rows);
+  load_rows<kWide>(in, chunk, hv, pair, block, rows);
   if (kErase == Sm90Erase::kShared && thread < kChunk) {
     const auto &s = in.beta_strides;
     const int64_t at = chunk.batch * s.batch + (chunk.start + thread) * s.token + hv * s.head;
@@ -235,9 +314,11 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
   for (int r = 1; r < 16; ++r) all = times(all, rows.decay[r]);
   shared.total[block][pair] = all;
   forget(rows);
-  const float sum = diagonal_sum(rows, lane);
-  forget(rows);
-  if (lane % 2 == 0) shared.diagonal[warp % 2][16 * block + lane / 2] = sum;
+  if constexpr (!kBounded) {
+    const float sum = diagonal_sum(rows, lane);
+    if (lane % 2 == 0) shared.diagonal[warp % 2][16 * block + lane / 2] = sum;
+    forget(rows);
+  }
   __syncthreads();
 
   {
@@ -249,35 +330,34 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
       float *to = shared.factors.all[pair % 4] + pair / 4 * 2;
       to[0] = whole.x, to[1] = whole.y;
     }
-    const int64_t corner = index * (2 * kTileBytes) + pair / 32 * kTileBytes;
+    unsigned char *k_start = in.tiles.k_start + index * (2 * kTileBytes);
+    unsigned char *q_start = in.tiles.q_start + index * (2 * kTileBytes);
+    unsigned char *k_end = in.tiles.k_end + index * (2 * kTileBytes);
 #pragma unroll
     for (int r = 0; r < 16; ++r) {
       before = times(before, rows.decay[r]);
-      const int64_t at = corner + swizzled(16 * block + r, pair % 32 * 4);
-      if constexpr (kErase == Sm90Erase::kShared) {
-        *reinterpret_cast<uint32_t *>(in.tiles.k_start + at) = scaled(rows.k[r], before);
-      }
-      *reinterpret_cast<uint32_t *>(in.tiles.q_start + at) =
-          scaled(rows.q[r], make_float2(in.scale * before.x, in.scale * before.y));
+      if constexpr (kErase == Sm90Erase::kShared) put(k_start, place(rows, block, r), scaled(rows.k[r], before));
+      put(q_start, place(rows, block, r), scaled(rows.q[r], make_float2(in.scale * before.x, in.scale * before.y)));
     }
+    forget(rows);
 #pragma unroll
     for (int r = 15; r >= 0; --r) {
-      const int64_t at = corner + swizzled(16 * block + r, pair % 32 * 4);
-      *reinterpret_cast<uint32_t *>(in.tiles.k_end + at) = scaled(rows.k[r], after);
+      put(k_end, place(rows, block, r), scaled(rows.k[r], after));
       after = times(after, rows.decay[r]);
     }
   }
 
-  run_level<0, kErase>(rows, shared, in.scale, thread);
-  run_level<1, kErase>(rows, shared, in.scale, thread);
-  run_level<2, kErase>(rows, shared, in.scale, thread);
-  run_level<3, kErase>(rows, shared, in.scale, thread);
-  run_level<4, kErase>(rows, shared, in.scale, thread);
-  run_level<5, kErase>(rows, shared, in.scale, thread);
+  if constexpr (!kBounded) {
+    run_level<0, kErase>(rows, shared, in.scale, thread);
+    run_level<1, kErase>(rows, shared, in.scale, thread);
+    run_level<2, kErase>(rows, shared, in.scale, thread);
+    run_level<3, kErase>(rows, shared, in.scale, thread);
+  }
+  run_blocks<kErase, kBounded>(rows, shared, in.scale, thread);
 
   if (warp >= 4) {
     const int i = thread - 128;
-    if (i < kChunk) {
+    if (!kBounded && i < kChunk) {
       *reinterpret_cast<__nv_bfloat16 *>(shared.scores + swizzled(i, 2 * i)) =
           __float2bfloat16_rn(in.scale * (shared.diagonal[0][i] + shared.diagonal[1][i]));
     }
@@ -302,14 +382,24 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
   }
 }
 
-template <Sm90Erase kErase>
+template <Sm90Erase kErase, bool kWide, bool kBounded>
 cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
-  auto kernel = prep_vector_kernel<kErase>;
+  auto kernel = prep_vector_kernel<kErase, kWide, kBounded>;
   constexpr int kBytes = sizeof(VectorShared);
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
   kernel<<<dim3(in.shape.slots, in.shape.HV), 256, kBytes, stream>>>(in);
   return cudaGetLastError();
+}
+
+template <Sm90Erase kErase, bool kWide>
+cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
+  return in.g_is_bounded ? launch<kErase, kWide, true>(in, stream) : launch<kErase, kWide, false>(in, stream);
+}
+
+template <Sm90Erase kErase>
+cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
+  return in.g_type == Sm90Real::kFloat32 ? launch<kErase, true>(in, stream) : launch<kErase, false>(in, stream);
 }
 
 }  // namespace

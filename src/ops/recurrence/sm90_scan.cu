@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scan over the chunks of one segment of one (sequence, head). The state is kept transposed, S^T, 64 value rows by
 // 128 key columns in fp32 sums of one warpgroup; every chain product has values on M and takes its first operand from
-// registers. Grid: pairs of CTAs (clusters); 384 threads.
+// registers. Grid: pairs of CTAs (clusters); 512 threads, 256 with
+// a vector gate, 384 for the summary.
 // Roles of the scan with outputs, CTA r of a pair having values 64r .. 64r + 63:
 //   warpgroup 0: warp 0 loads, kStages deep; k, q and T are fetched half by half and multicast to the pair; in a last,
 //                partial chunk it zeroes the rows past the end. Warp 1 stores the outputs.
-//   warpgroup 1: scores P = scale * masked, gated Q K^T, 8 x m64n64k16, into the slot.
-//   warpgroup 2: the chain; tensor work of a chunk in order of issue:
+//   warpgroups 1 and 2, chunk by chunk in turn: scores P = scale * masked, gated Q K^T, 8 x m64n64k16, into the slot (one
+//                warpgroup took 1.3 us a chunk and held the chain up); with a vector gate P is loaded.
+//   last warpgroup: the chain; tensor work of a chunk in order of issue:
 //          X^T = S^T K^T                  8 x m64n64k16   meanwhile the last outputs leave
 //          O^T = S^T Q^T                  8 x m64n64k16   meanwhile W^T = beta (V^T - exp(G) X^T)
 //          V'^T = W^T T^T                 4 x m64n64k16   meanwhile S decays, O is scaled
@@ -17,162 +19,24 @@
 // Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
 // tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
 // Shared memory a stage: k 16384, q 16384, v 8192, T 8192, P 8192, factors 2128; staging of o 8192; 3 stages: 187552.
-#include <type_traits>
-
 #include "cuda/sm90/barrier.cuh"
-#include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
 #include "ops/recurrence/sm90_gates.cuh"
-#include "ops/recurrence/sm90_scan.cuh"
+#include "ops/recurrence/sm90_scan_data.cuh"
 
 namespace fw::sm90 {
 namespace {
 
-constexpr int kStages = 3;
-
-template <bool kVector>
-struct __align__(1024) Stage {
-  unsigned char k[2 * kTileBytes];  // vector gate: k exp(G), and q likewise
-  unsigned char q[2 * kTileBytes];
-  unsigned char k_end[kVector ? 2 * kTileBytes : 0];  // k exp(G_end - G)
-  unsigned char v[kTileBytes];
-  unsigned char solve[kTileBytes];
-  unsigned char scores[kTileBytes];
-};
-
-template <bool kVector>
-struct __align__(1024) ScanShared {
-  Stage<kVector> stage[kStages];
-  unsigned char o[kTileBytes];
-  std::conditional_t<kVector, VectorFactors, Factors> factors[kStages];
-  uint64_t full[kStages], scored[kStages], empty[kStages], tail, o_filled, o_emptied;
-};
-
-// The part of a sequence that one pair scans.
-struct Work {
-  int batch, start, length, first_slot;
-  int n, hv, segment, rank;
-};
-
-__device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_done) {
-  Work work;
-  work.rank = static_cast<int>(cluster_rank());
-  int tile = blockIdx.x / 2;
-  work.segment = tile % segments_done;
-  tile /= segments_done;
-  work.hv = tile % in.shape.HV, work.n = tile / in.shape.HV;
-  const Span span = span_of(in.shape, work.n);
-  const int chunks = (span.length + kChunk - 1) / kChunk, each = (chunks + in.segments - 1) / in.segments;
-  const int first = min(work.segment * each, chunks);
-  work.batch = span.batch, work.start = span.start + first * kChunk, work.first_slot = span.first_slot + first;
-  work.length = max(0, min(each * kChunk, span.length - first * kChunk));
-  return work;
-}
-
-template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
-__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate == Sm90Gate::kVector> &shared,
-                                            const Work &work, int lane) {
-  constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase == Sm90Erase::kShared;
-  constexpr bool kKeys = kSolve || !kVector, kFactors = kSolve || kGate != Sm90Gate::kNone;
-  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve + (kVector && !kSummary);
-  constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
-  const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
-  const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
-  int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
-  Ring<kStages> ring;
-  for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
-    Stage<kVector> &stage = shared.stage[ring.slot];
-    const uint32_t full = shared_address(&shared.full[ring.slot]);
-    const uint32_t barrier = left < kChunk ? shared_address(&shared.tail) : full;
-    barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
-    if (lane == 0) {
-      barrier_expect_bytes(barrier, kBytes);
-      const uint32_t factors = shared_address(&shared.factors[ring.slot]);
-      const int64_t image = index * kTileBytes;
-      if constexpr (kVector) {
-        const auto both = [&](unsigned char *to, const unsigned char *from) {
-          load_bytes_to(shared_address(to) + half, from + 2 * image + half, kTileBytes, barrier, 3);
-        };
-        if constexpr (kSolve) both(stage.k, in.tiles.k_start);
-        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
-        load_bytes(factors, in.tiles.vector_factors + index, sizeof(VectorFactors), barrier);
-        both(stage.k_end, in.tiles.k_end);
-        if constexpr (!kSummary) {
-          both(stage.q, in.tiles.q_start);
-          load_bytes_to(shared_address(stage.scores) + part, in.tiles.scores + image + part, kTileBytes / 2, barrier, 3);
-        }
-      } else {
-        load_box_to(shared_address(stage.k) + half, &in.k, barrier, 3, 64 * rank, h, row, work.batch);
-        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
-        if constexpr (kFactors) load_bytes(factors, in.tiles.factors + index, sizeof(Factors), barrier);
-        if constexpr (!kSummary) {
-          load_box_to(shared_address(stage.q) + half, &in.q, barrier, 3, 64 * rank, h, row, work.batch);
-        }
-      }
-      if constexpr (kSolve) {
-        load_bytes_to(shared_address(stage.solve) + part, in.tiles.solve + image + part, kTileBytes / 2, barrier, 3);
-      }
-    }
-    __syncwarp();
-    if (left < kChunk) {
-      barrier_wait(barrier, 0);
-      const uint4 zero = make_uint4(0, 0, 0, 0);
-      for (int i = lane; i < (kChunk - left) * 8; i += 32) {
-        const int offset = (left + i / 8) * 128 + i % 8 * 16;
-        *reinterpret_cast<uint4 *>(stage.v + offset) = zero;
-        for (int side = 0; side < (kVector ? 0 : 2); ++side) {
-          *reinterpret_cast<uint4 *>(stage.k + side * kTileBytes + offset) = zero;
-          if constexpr (!kSummary) *reinterpret_cast<uint4 *>(stage.q + side * kTileBytes + offset) = zero;
-        }
-      }
-      fence_async_shared();
-      __syncwarp();
-      if (lane == 0) barrier_arrive(full);
-    }
-  }
-}
-
-// One warp: the outputs, a chunk at a time, from the staging tile to rows of o.
-template <bool kVector>
-__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kVector> &shared, const Work &work,
-                                              int lane) {
-  const uint32_t filled = shared_address(&shared.o_filled), emptied = shared_address(&shared.o_emptied);
-  if (work.length > 0) {  // the chain fills the tile once before it has outputs
-    barrier_wait(filled, 0);
-    if (lane == 0) barrier_arrive(emptied);
-  }
-  uint32_t parity = 1;
-  for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, parity ^= 1) {
-    barrier_wait(filled, parity);
-    if (left >= kChunk) {
-      if (lane == 0) {
-        fence_async_shared();  // here and not in the chain: 175 clocks a chunk
-        store_box(&in.o, shared_address(shared.o), 64 * work.rank, work.hv, row, work.batch);
-        store_commit();
-        store_wait_read<0>();
-        barrier_arrive(emptied);
-      }
-    } else {
-      __nv_bfloat16 *out = static_cast<__nv_bfloat16 *>(in.o_rows) + work.batch * in.o_strides.batch +
-                           row * in.o_strides.token + work.hv * in.o_strides.head + 64 * work.rank;
-      for (int i = lane; i < left * 8; i += 32) {
-        *reinterpret_cast<uint4 *>(out + i / 8 * in.o_strides.token + i % 8 * 8) =
-            *reinterpret_cast<const uint4 *>(shared.o + swizzled(i / 8, i % 8 * 16));
-      }
-    }
-  }
-  if (lane == 0) store_wait<0>();
-}
-
-// One warpgroup: the scores of every chunk, rows = queries, as the swizzled image that P^T is read from.
+// One warpgroup of two: the scores of every other chunk, rows = queries, as the swizzled image that P^T is read from.
 template <Sm90Gate kGate>
 __device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<false> &shared, const Work &work,
-                                            int thread) {
+                                            int turn, int thread) {
   const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
   const int row = 16 * warp + 8 * (part & 1) + lane % 8;
   Ring<kStages> ring;
-  for (int left = work.length; left > 0; left -= kChunk, ring.next()) {
+  for (int left = work.length; left > 0; left -= kChunk, ring.next(), turn ^= 1) {
+    if (turn != 0) continue;
     Stage<false> &stage = shared.stage[ring.slot];
     barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
     float d[32];
@@ -394,8 +258,10 @@ __device__ __forceinline__ int64_t state_at(int i, int thread, int64_t key, int6
   return (thread / 32 * 16 + thread % 32 / 4 + (i & 2) * 4) * value + (i / 4 * 8 + thread % 4 * 2 + (i & 1)) * key;
 }
 
-// Warpgroups: loads and stores; scores (no or scalar gate) or the first chain of a summary; the chain.
-constexpr int threads_of(Sm90Gate gate, bool summary) { return gate == Sm90Gate::kVector && !summary ? 256 : 384; }
+// Warpgroups: loads and stores; two for scores (no or scalar gate) or the first chain of a summary; the chain.
+constexpr int threads_of(Sm90Gate gate, bool summary) {
+  return summary ? 384 : gate == Sm90Gate::kVector ? 256 : 512;
+}
 
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
@@ -444,10 +310,10 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
     for (int i = 0; i < 64; i += 2) {
       *reinterpret_cast<float2 *>(out + state_at(i, thread, 1, kKey)) = make_float2(s[i], s[i + 1]);
     }
-  } else if (!kVector && group == 1) {
+  } else if (!kVector && group <= 2) {
     if constexpr (!kVector) {
-      registers_shrink<152>();
-      make_scores<kGate>(in, shared, work, thread);
+      registers_shrink<104>();
+      make_scores<kGate>(in, shared, work, group - 1, thread);
     }
   } else {
     registers_grow<240>();

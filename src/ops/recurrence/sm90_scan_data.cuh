@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Part of the sm_90a scan: its shared memory, which part of a sequence a pair of CTAs scans, and the roles that move data.
+#pragma once
+#include <type_traits>
+
+#include "cuda/sm90/barrier.cuh"
+#include "cuda/sm90/copy.cuh"
+#include "cuda/sm90/matrix.cuh"
+#include "ops/recurrence/sm90_scan.cuh"
+
+namespace fw::sm90 {
+
+constexpr int kStages = 3;
+
+template <bool kVector>
+struct __align__(1024) Stage {
+  unsigned char k[2 * kTileBytes];  // vector gate: k exp(G), and q likewise
+  unsigned char q[2 * kTileBytes];
+  unsigned char k_end[kVector ? 2 * kTileBytes : 0];  // k exp(G_end - G)
+  unsigned char v[kTileBytes];
+  unsigned char solve[kTileBytes];
+  unsigned char scores[kTileBytes];
+};
+
+template <bool kVector>
+struct __align__(1024) ScanShared {
+  Stage<kVector> stage[kStages];
+  unsigned char o[kTileBytes];
+  std::conditional_t<kVector, VectorFactors, Factors> factors[kStages];
+  uint64_t full[kStages], scored[kStages], empty[kStages], tail, o_filled, o_emptied;
+};
+
+// The part of a sequence that one pair scans.
+struct Work {
+  int batch, start, length, first_slot;
+  int n, hv, segment, rank;
+};
+
+__device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_done) {
+  Work work;
+  work.rank = static_cast<int>(cluster_rank());
+  int tile = blockIdx.x / 2;
+  work.segment = tile % segments_done;
+  tile /= segments_done;
+  work.hv = tile % in.shape.HV, work.n = tile / in.shape.HV;
+  const Span span = span_of(in.shape, work.n);
+  const int chunks = (span.length + kChunk - 1) / kChunk, each = (chunks + in.segments - 1) / in.segments;
+  const int first = min(work.segment * each, chunks);
+  work.batch = span.batch, work.start = span.start + first * kChunk, work.first_slot = span.first_slot + first;
+  work.length = max(0, min(each * kChunk, span.length - first * kChunk));
+  return work;
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
+__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate == Sm90Gate::kVector> &shared,
+                                            const Work &work, int lane) {
+  constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase == Sm90Erase::kShared;
+  constexpr bool kKeys = kSolve || !kVector, kFactors = kSolve || kGate != Sm90Gate::kNone;
+  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve + (kVector && !kSummary);
+  constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
+  const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
+  const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
+  int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
+  Ring<kStages> ring;
+  for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
+    Stage<kVector> &stage = shared.stage[ring.slot];
+    const uint32_t full = shared_address(&shared.full[ring.slot]);
+    const uint32_t barrier = left < kChunk ? shared_address(&shared.tail) : full;
+    barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
+    if (lane == 0) {
+      barrier_expect_bytes(barrier, kBytes);
+      const uint32_t factors = shared_address(&shared.factors[ring.slot]);
+      const int64_t image = index * kTileBytes;
+      if constexpr (kVector) {
+        const auto both = [&](unsigned char *to, const unsigned char *from) {
+          load_bytes_to(shared_address(to) + half, from + 2 * image + half, kTileBytes, barrier, 3);
+        };
+        if constexpr (kSolve) both(stage.k, in.tiles.k_start);
+        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        load_bytes(factors, in.tiles.vector_factors + index, sizeof(VectorFactors), barrier);
+        both(stage.k_end, in.tiles.k_end);
+        if constexpr (!kSummary) {
+          both(stage.q, in.tiles.q_start);
+          load_bytes_to(shared_address(stage.scores) + part, in.tiles.scores + image + part, kTileBytes / 2, barrier, 3);
+        }
+      } else {
+        load_box_to(shared_address(stage.k) + half, &in.k, barrier, 3, 64 * rank, h, row, work.batch);
+        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        if constexpr (kFactors) load_bytes(factors, in.tiles.factors + index, sizeof(Factors), barrier);
+        if constexpr (!kSummary) {
+          load_box_to(shared_address(stage.q) + half, &in.q, barrier, 3, 64 * rank, h, row, work.batch);
+        }
+      }
+      if constexpr (kSolve) {
+        load_bytes_to(shared_address(stage.solve) + part, in.tiles.solve + image + part, kTileBytes / 2, barrier, 3);
+      }
+    }
+    __syncwarp();
+    if (left < kChunk) {
+      barrier_wait(barrier, 0);
+      const uint4 zero = make_uint4(0, 0, 0, 0);
+      for (int i = lane; i < (kChunk - left) * 8; i += 32) {
+        const int offset = (left + i / 8) * 128 + i % 8 * 16;
+        *reinterpret_cast<uint4 *>(stage.v + offset) = zero;
+        for (int side = 0; side < (kVector ? 0 : 2); ++side) {
+          *reinterpret_cast<uint4 *>(stage.k + side * kTileBytes + offset) = zero;
+          if constexpr (!kSummary) *reinterpret_cast<uint4 *>(stage.q + side * kTileBytes + offset) = zero;
+        }
+      }
+      fence_async_shared();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(full);
+    }
+  }
+}
+
+// One warp: the outputs, a chunk at a time, from the staging tile to rows of o.
+template <bool kVector>
+__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kVector> &shared, const Work &work,
+                                              int lane) {
+  const uint32_t filled = shared_address(&shared.o_filled), emptied = shared_address(&shared.o_emptied);
+  if (work.length > 0) {  // the chain fills the tile once before it has outputs
+    barrier_wait(filled, 0);
+    if (lane == 0) barrier_arrive(emptied);
+  }
+  uint32_t parity = 1;
+  for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, parity ^= 1) {
+    barrier_wait(filled, parity);
+    if (left >= kChunk) {
+      if (lane == 0) {
+        fence_async_shared();  // here and not in the chain: 175 clocks a chunk
+        store_box(&in.o, shared_address(shared.o), 64 * work.rank, work.hv, row, work.batch);
+        store_commit();
+        store_wait_read<0>();
+        barrier_arrive(emptied);
+      }
+    } else {
+      __nv_bfloat16 *out = static_cast<__nv_bfloat16 *>(in.o_rows) + work.batch * in.o_strides.batch +
+                           row * in.o_strides.token + work.hv * in.o_strides.head + 64 * work.rank;
+      for (int i = lane; i < left * 8; i += 32) {
+        *reinterpret_cast<uint4 *>(out + i / 8 * in.o_strides.token + i % 8 * 8) =
+            *reinterpret_cast<const uint4 *>(shared.o + swizzled(i / 8, i % 8 * 16));
+      }
+    }
+  }
+  if (lane == 0) store_wait<0>();
+}
+
+}  // namespace fw::sm90
