@@ -36,9 +36,9 @@ __device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<
   const int row = 16 * warp + 8 * (part & 1) + lane % 8;
   Ring<kStages> ring;
   for (int left = work.length; left > 0; left -= kChunk, ring.next(), turn ^= 1) {
+    barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);  // every phase, or a parity would be mistaken
     if (turn != 0) continue;
     Stage<false> &stage = shared.stage[ring.slot];
-    barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
     float d[32];
     hold(d);
     product_fence();
