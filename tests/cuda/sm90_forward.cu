@@ -319,6 +319,7 @@ bool check(const Case &c, unsigned seed) {
 #include "tests/cuda/sm90_times.inl"
 
 int main(int argc, char **argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const std::string verb = argc > 1 ? argv[1] : "check";
   const auto K = Sm90Layout::kKeyValue, V = Sm90Layout::kValueKey;
   const auto none = Sm90Gate::kNone, scalar = Sm90Gate::kScalar;

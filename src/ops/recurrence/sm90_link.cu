@@ -42,10 +42,14 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
         in.initial_state ? in.initial_state[head * kSize + (row + r) * in.state_value + c * in.state_key] : 0.0f;
   }
   launch_wait();
-  const float *pi = summary + kSize + t * kKey + 16 * warp + g;
+  const float *pi = summary + kSize + warp * (kSteps * 128) + lane * 4;
+  const auto load_words = [](float(&to)[4], const float *from) {
+    const float4 four = *reinterpret_cast<const float4 *>(from);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  };
   float words[kSteps][4];
 #pragma unroll
-  for (int i = 0; i < 4 * kSteps; ++i) words[i / 4][i % 4] = pi[(i / 4 * 8 + i % 2 * 4) * kKey + i % 4 / 2 * 8];
+  for (int step = 0; step < kSteps; ++step) load_words(words[step], pi + step * 128);
   float2 written[4];
   const auto load_written = [&](int segment) {
     const float *h = summary + segment * 2 * kSize + row * kKey;
@@ -91,10 +95,7 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
         multiply_tf32(mixed[n], high, low0, low1);
         multiply_tf32(state[n], high, high0, high1);
       }
-      if (more) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) words[step][e] = after[(step * 8 + e % 2 * 4) * kKey + e / 2 * 8];
-      }
+      if (more) load_words(words[step], after + step * 128);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) state[i / 4][i % 4] += small[i / 4][i % 4] + mixed[i / 4][i % 4];

@@ -73,21 +73,26 @@ __device__ __forceinline__ void load_rows(const PrepArguments &in, const Chunk &
   const int h = hv / (in.shape.HV / in.shape.H);
   const __nv_bfloat16 *q = in.q_rows + chunk.batch * in.q_strides.batch + h * in.q_strides.head + 2 * pair;
   const __nv_bfloat16 *k = in.k_rows + chunk.batch * in.k_strides.batch + h * in.k_strides.head + 2 * pair;
-  const int64_t g = chunk.batch * in.g_strides.batch + hv * in.g_strides.head + 2 * pair;
-  const int64_t first = chunk.start + 16 * block;
+  const int64_t g_at = chunk.batch * in.g_strides.batch + chunk.start * in.g_strides.token + hv * in.g_strides.head + 2 * pair;
+  const char *q_first = reinterpret_cast<const char *>(q + chunk.start * in.q_strides.token);
+  const char *k_first = reinterpret_cast<const char *>(k + chunk.start * in.k_strides.token);
+  const char *g_first = static_cast<const char *>(in.g) + g_at * (kWide ? 4 : 2);
+  // 32 bits for 64 rows: the host refuses longer strides.
+  const uint32_t q_step = static_cast<uint32_t>(2 * in.q_strides.token);
+  const uint32_t k_step = static_cast<uint32_t>(2 * in.k_strides.token);
+  const uint32_t g_step = static_cast<uint32_t>((kWide ? 4 : 2) * in.g_strides.token);
   const int inside = chunk.rows - 16 * block;
 #pragma unroll
   for (int i = 0; i < 8; ++i) rows.byte[i] = pair / 32 * kTileBytes + ((pair % 32 * 4) ^ (i << 4));
 #pragma unroll
-  for (int r = 0; r < 16; ++r) {  // rows past the end read the chunk's first row
-    const int64_t token = r < inside ? first + r : chunk.start;
-    rows.q[r] = *reinterpret_cast<const uint32_t *>(q + token * in.q_strides.token);
-    rows.k[r] = *reinterpret_cast<const uint32_t *>(k + token * in.k_strides.token);
+  for (int r = 0; r < 16; ++r) {  // rows past the end read the chunk's last row
+    const uint32_t row = min(16 * block + r, chunk.rows - 1);
+    rows.q[r] = *reinterpret_cast<const uint32_t *>(q_first + uint64_t{row} * q_step);
+    rows.k[r] = *reinterpret_cast<const uint32_t *>(k_first + uint64_t{row} * k_step);
     if constexpr (kWide) {
-      rows.decay[r] = *reinterpret_cast<const float2 *>(static_cast<const float *>(in.g) + g + token * in.g_strides.token);
+      rows.decay[r] = *reinterpret_cast<const float2 *>(g_first + uint64_t{row} * g_step);
     } else {
-      rows.decay[r].x = __uint_as_float(
-          *reinterpret_cast<const uint32_t *>(static_cast<const uint16_t *>(in.g) + g + token * in.g_strides.token));
+      rows.decay[r].x = __uint_as_float(*reinterpret_cast<const uint32_t *>(g_first + uint64_t{row} * g_step));
     }
   }
 #pragma unroll

@@ -305,10 +305,15 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
     } else {
       run_chain<kGate, kErase, false, false>(in, shared, work, s, thread);
     }
-    float *out = in.summary + ((head * in.segments + work.segment) * 2 + group - 1) * (kKey * kKey) + 64 * work.rank * kKey;
+    float *out = in.summary + ((head * in.segments + work.segment) * 2 + group - 1) * (kKey * kKey);
 #pragma unroll
     for (int i = 0; i < 64; i += 2) {
-      *reinterpret_cast<float2 *>(out + state_at(i, thread, 1, kKey)) = make_float2(s[i], s[i + 1]);
+      const int at = 64 * work.rank * kKey + static_cast<int>(state_at(i, thread, 1, kKey));
+      if (group == 1) {
+        *reinterpret_cast<float2 *>(out + at) = make_float2(s[i], s[i + 1]);
+      } else {
+        out[summary_word(at / kKey, at % kKey)] = s[i], out[summary_word(at / kKey, at % kKey + 1)] = s[i + 1];
+      }
     }
   } else if (!kVector && group <= 2) {
     if constexpr (!kVector) {

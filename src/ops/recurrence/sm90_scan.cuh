@@ -15,7 +15,7 @@ struct ScanArguments {
   const float *start_state;  // [N, HV, segments, 128, 128] by the strides below, or null: zero
   float *end_state;          // [N, HV, 128, 128] after the last segment, or null
   int64_t start_key, start_value, end_key, end_value;  // element strides inside one state
-  float *summary;  // [N, HV, segments, 2, 128, 128]: H^T [value][key] and Pi^T [key in][key out] of a segment
+  float *summary;  // [N, HV, segments, 2, 128 * 128]: H^T [value][key] and Pi^T by summary_word of a segment
   void *o_rows;
   Sm90Strides o_strides;
   float scale;
@@ -26,6 +26,13 @@ cudaError_t launch_scan(const ScanArguments &, Sm90Gate, Sm90Erase, cudaStream_t
 
 // What each segment but the last does to a state: S -> Pi S + H.
 cudaError_t launch_summary(const ScanArguments &, Sm90Gate, Sm90Erase, cudaStream_t);
+
+// Where Pi^T (row, column) = (key in, key out) lies, in floats: in the order in which the links' products read it, four
+// words a thread, 512 bytes a warp.
+__device__ __forceinline__ int summary_word(int row, int column) {
+  const int lane = column % 8 * 4 + row % 4, word = column % 16 / 8 * 2 + row % 8 / 4;
+  return ((column / 16 * 16 + row / 8) * 32 + lane) * 4 + word;
+}
 
 struct LinkArguments {
   int heads, segments;  // heads: N * HV
