@@ -46,17 +46,6 @@ __device__ __forceinline__ void load_bytes_to(uint32_t shared, const void *globa
       : "memory");
 }
 
-// Asks for the same data in the second-level cache; nothing completes on it.
-__device__ __forceinline__ void prefetch_box(const CUtensorMap *map, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2),
-               "r"(c3)
-               : "memory");
-}
-
-__device__ __forceinline__ void prefetch_bytes(const void *global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
-
 __device__ __forceinline__ void store_box(const CUtensorMap *map, uint32_t shared, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3)

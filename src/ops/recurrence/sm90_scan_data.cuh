@@ -11,9 +11,6 @@
 namespace fw::sm90 {
 
 constexpr int kStages = 3;
-// A load is preceded by this many chunks by a prefetch into the second-level cache: three stages cover 2 us, and loads
-// from memory through a pair of CTAs took longer (a fifth of a chunk's time was spent waiting).
-constexpr int kPrefetch = 4;
 
 template <bool kVector>
 struct __align__(1024) Stage {
@@ -64,27 +61,6 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
   int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
-  // What this CTA will load of a chunk `ahead` chunks on.
-  const auto prefetch = [&](int ahead, int row) {
-    const int64_t image = (index + ahead) * kTileBytes;
-    const int at = row + ahead * kChunk;
-    if constexpr (kVector) {
-      if constexpr (kSolve) prefetch_bytes(in.tiles.k_start + 2 * image + half, kTileBytes);
-      if constexpr (!kSummary) prefetch_bytes(in.tiles.q_start + 2 * image + half, kTileBytes);
-      if constexpr (!kSummary) prefetch_bytes(in.tiles.scores + image + part, kTileBytes / 2);
-      prefetch_bytes(in.tiles.k_end + 2 * image + half, kTileBytes);
-    } else {
-      prefetch_box(&in.k, 64 * rank, h, at, work.batch);
-      if constexpr (!kSummary) prefetch_box(&in.q, 64 * rank, h, at, work.batch);
-    }
-    prefetch_box(&in.v, 64 * rank, work.hv, at, work.batch);
-    if constexpr (kSolve) prefetch_bytes(in.tiles.solve + image + part, kTileBytes / 2);
-  };
-  if (lane == 0) {
-    for (int ahead = kStages; ahead < kStages + kPrefetch - 1 && ahead * kChunk < work.length; ++ahead) {
-      prefetch(ahead, work.start);
-    }
-  }
   Ring<kStages> ring;
   for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
     Stage<kVector> &stage = shared.stage[ring.slot];
@@ -119,7 +95,6 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
         load_bytes_to(shared_address(stage.solve) + part, in.tiles.solve + image + part, kTileBytes / 2, barrier, 3);
       }
     }
-    if (lane == 0 && left > (kPrefetch + kStages - 1) * kChunk) prefetch(kPrefetch + kStages - 1, row);
     __syncwarp();
     if (left < kChunk) {
       barrier_wait(barrier, 0);
