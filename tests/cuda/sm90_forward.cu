@@ -101,13 +101,15 @@ Inputs draw(const Case &c, unsigned seed) {
     x = 1.0f / (1.0f + std::exp(-normal(random)));
     if (c.data == kSimilar) x = 0.9f + 0.1f * uniform(random);
     if (c.data == kHold) x = 0.02f;
+    if (c.data == kOneSign) x = 0.05f + 0.9f * uniform(random);
     if (c.gate_bf16) x = round_bf16(x);
   }
   if (c.gate != Sm90Gate::kNone) in.g.resize(in.beta.size() * (c.gate == Sm90Gate::kVector ? kSize : 1));
   for (auto &x : in.g) {
     x = -std::log1p(std::exp(-normal(random)));
     if (c.data == kStrong) x = std::max(4.0f * x, -5.0f);
-    if (c.data == kWeak || c.data == kSimilar) x *= 0.01f;
+    if (c.data == kWeak) x *= 0.01f;
+    if (c.data == kSimilar || c.data == kOneSign) x = -0.05f * uniform(random);
     if (c.data == kHold) x = -1e-3f;
     if (c.data == kZeroGate) x = uniform(random) < 0.5f ? 0.0f : -1e-8f;
     if (c.data == kInfiniteRows) {
@@ -136,19 +138,29 @@ Outputs run(const Case &c, const Inputs &in) {
   Sm90Forward f = {};
   f.gate = c.gate, f.erase = c.erase;
   f.B = c.B, f.T = c.T, f.H = c.H, f.HV = c.HV, f.K = f.V = kSize, f.N = N;
-  auto *q = upload(as_bf16(in.q));
+  const int64_t h = c.H * kSize, hv = c.HV * kSize;
+  // "fused": q, k and v are parts of each token's row in one buffer, as a projection leaves them.
+  const bool fused = std::string(c.name).find("fused") != std::string::npos;
+  std::vector<float> rows;
+  for (int64_t t = 0; fused && t < int64_t{c.B} * c.T; ++t) {
+    rows.insert(rows.end(), &in.q[t * h], &in.q[t * h] + h);
+    rows.insert(rows.end(), &in.k[t * h], &in.k[t * h] + h);
+    rows.insert(rows.end(), &in.v[t * hv], &in.v[t * hv] + hv);
+  }
+  auto *q = upload(as_bf16(fused ? rows : in.q));
   auto *k = upload(as_bf16(in.k));
   auto *v = upload(as_bf16(in.v));
-  f.q = q, f.k = k, f.v = v;
-  const int64_t h = c.H * kSize, hv = c.HV * kSize;
-  f.q_strides = f.k_strides = {c.T * h, h, kSize};
-  f.v_strides = f.o_strides = {c.T * hv, hv, kSize};
+  f.q = q, f.k = fused ? q + h : k, f.v = fused ? q + 2 * h : v;
+  const int64_t row = 2 * h + hv;
+  f.q_strides = f.k_strides = fused ? Sm90Strides{c.T * row, row, kSize} : Sm90Strides{c.T * h, h, kSize};
+  f.o_strides = {c.T * hv, hv, kSize};
+  f.v_strides = fused ? f.q_strides : f.o_strides;
   f.g_type = f.beta_type = c.gate_bf16 ? Sm90Real::kBfloat16 : Sm90Real::kFloat32;
   void *g = c.gate_bf16 ? static_cast<void *>(upload(as_bf16(in.g))) : static_cast<void *>(upload(in.g));
   void *beta = c.gate_bf16 ? static_cast<void *>(upload(as_bf16(in.beta))) : static_cast<void *>(upload(in.beta));
   f.g = g, f.beta = beta;
   f.beta_strides = {static_cast<int64_t>(c.T) * c.HV, c.HV, 1};
-  f.g_strides = c.gate == Sm90Gate::kVector ? f.v_strides : f.beta_strides;
+  f.g_strides = c.gate == Sm90Gate::kVector ? f.o_strides : f.beta_strides;
   std::vector<float> first = in.initial;
   if (c.initial && c.layout == Sm90Layout::kValueKey) {
     for (size_t i = 0; i < first.size(); ++i) {
@@ -328,6 +340,9 @@ int main(int argc, char **argv) {
   if (verb == "time") return time_all(argc > 2 ? argv[2] : "");
   std::vector<Case> cases = {
       {"gdn 1x64", scalar, erase, 1, 64, 1, 1, kPlain, false, K, {}, false, inf},
+      {"gdn 1x1", scalar, erase, 1, 1, 1, 1, kPlain, true, K, {}, false, inf},
+      {"gdn 2x17 fused", scalar, erase, 2, 17, 2, 4, kPlain, true, K, {}, false, inf},
+      {"gdn 2x129 fused", scalar, erase, 2, 129, 1, 3, kPlain, true, V, {}, true, inf},
       {"gdn 1x300x2", scalar, erase, 1, 300, 2, 2, kPlain, true, K, {}, false, inf},
       {"gdn pack 1x700 H2 HV4", scalar, erase, 1, 700, 2, 4, kPlain, true, V, {3, 3, 67, 131, 200, 690}, false, inf},
   };
@@ -347,6 +362,11 @@ int main(int argc, char **argv) {
   }
   cases.push_back({"gdn pack 1x3000 H1 segments", scalar, erase, 1, 3000, 1, 2, kPlain, true, K, {0, 100, 1700, 1700, 2900}, false, inf});
   cases.push_back({"gdn 1x333 H64 HV128", scalar, erase, 1, 333, 64, 128, kPlain, true, K, {}, false, inf});
+  for (int i = 0; i < 3; ++i) {
+    cases.push_back({"gdn 1x257 H2 HV6", scalar, erase, 1, 257, 2, 6, kOneSign, true, K, {}, false, inf});
+    cases.push_back({"delta_rule 1x257 H2 HV6", none, erase, 1, 257, 2, 6, kOneSign, true, K, {}, false, inf});
+  }
+  cases.push_back({"delta_rule 1x2100 H2 segments", none, erase, 1, 2100, 2, 2, kOneSign, true, K, {}, false, inf});
   for (const Data data : {kPlain, kSimilar, kHold, kOneSign}) {
     cases.push_back({"delta_rule 1x512x2", none, erase, 1, 512, 2, 2, data, true, K, {}, false, inf});
   }

@@ -7,6 +7,10 @@ void add_more(std::vector<Case> &cases) {
   const auto vector = Sm90Gate::kVector;
   const auto erase = Sm90Erase::kShared, plain = Sm90Erase::kNone;
   const float inf = -INFINITY;
+  for (int i = 0; i < 3; ++i) {
+    cases.push_back({"kda 1x257 H2 HV6 fused", vector, erase, 1, 257, 2, 6, kOneSign, true, K, {}, false, inf});
+  }
+  cases.push_back({"kda 1x1", vector, erase, 1, 1, 1, 1, kPlain, true, K, {}, false, inf});
   cases.push_back({"kda 1x64", vector, erase, 1, 64, 1, 1, kPlain, false, K, {}, false, inf});
   cases.push_back({"kda pack 1x700 H2 HV4", vector, erase, 1, 700, 2, 4, kPlain, true, V, {3, 3, 67, 131, 200, 690}, false, inf});
   for (const Data data : {kPlain, kStrong, kSimilar, kHold, kOneSign, kZeroGate, kInfiniteRows, kWeak, kBigGate}) {

@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
       invert_block(shared.l + 16 * b * kPitch + 16 * b, lane % 16);
     }
     named_barrier(1, 128);
-    finish_inverse(shared.l, shared_address(shared.solve), warp, lane);
+    finish_inverse<false>(shared.l, shared_address(shared.solve), warp, lane);
   }
   fence_async_shared();
   __syncthreads();

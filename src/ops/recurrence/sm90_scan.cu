@@ -13,7 +13,9 @@
 //          O^T = S^T Q^T                  8 x m64n64k16   meanwhile W^T = beta (V^T - exp(G) X^T)
 //          V'^T = W^T T^T                 4 x m64n64k16   meanwhile S decays, O is scaled
 //          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16
-//          O^T += V'^T P^T                4 x m64n64k16   meanwhile S^T becomes bf16
+//          O^T += V'^T P^T                8 x m64n64k16   V' as two bf16; meanwhile S^T becomes bf16
+// V' as one bf16 in V'^T P^T, and T and W^T as one bf16 each without a gate, miss the error bound of o when q, k, v and
+// the state have one sign: errors of one row that the next rows would correct stay to the end of the chunk.
 // Roles of the summary (what a segment does to any state): warpgroup 1 the same chain without outputs, from zero, giving
 // H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
 // Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
@@ -30,7 +32,7 @@ namespace {
 
 // One warpgroup of two: the scores of every other chunk, rows = queries, as the swizzled image that P^T is read from.
 template <Sm90Gate kGate>
-__device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<false> &shared, const Work &work,
+__device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<kGate> &shared, const Work &work,
                                             int turn, int thread) {
   const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
   const int row = 16 * warp + 8 * (part & 1) + lane % 8;
@@ -38,7 +40,7 @@ __device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<
   for (int left = work.length; left > 0; left -= kChunk, ring.next(), turn ^= 1) {
     barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);  // every phase, or a parity would be mistaken
     if (turn != 0) continue;
-    Stage<false> &stage = shared.stage[ring.slot];
+    Stage<kGate> &stage = shared.stage[ring.slot];
     float d[32];
     hold(d);
     product_fence();
@@ -64,6 +66,11 @@ __device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<
   }
 }
 
+// What bf16 left of two floats, as bf16.
+__device__ __forceinline__ uint32_t pack_rest(float low, float high, uint32_t packed) {
+  return pack_bf16(low - low_bf16(packed), high - high_bf16(packed));
+}
+
 // The 64x128 sums as eight m64k16 first operands.
 __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], const float (&s)[64]) {
 #pragma unroll
@@ -72,10 +79,11 @@ __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], const float (&s)
 
 // One warpgroup: 64 rows of S^T over all chunks of the segment. kValues: V is read, else it is 0. kOutputs: o is written.
 template <Sm90Gate kGate, Sm90Erase kErase, bool kValues, bool kOutputs>
-__device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kGate == Sm90Gate::kVector> &shared,
+__device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kGate> &shared,
                                           const Work &work, float (&s)[64], int thread) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
   constexpr bool kSolve = kErase == Sm90Erase::kShared, kScalar = kGate == Sm90Gate::kScalar;
+  constexpr bool kSplit = kSolve && kSplitsSolve<kGate>;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4, part = lane / 8;
   // This lane's row of the 8x8 tiles of a [tokens][values] tile; + 2048 bytes for 16 tokens.
   const uint32_t corner = swizzled(8 * (part >> 1) + lane % 8, (16 * warp + 8 * (part & 1)) * 2);
@@ -101,7 +109,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
   int last_slot = 0;
   if (work.length > 0) barrier_wait(shared_address(&shared.full[0]), 0);
   for (int left = work.length; left > 0; left -= kChunk) {
-    const Stage<kVector> &stage = shared.stage[ring.slot];
+    const Stage<kGate> &stage = shared.stage[ring.slot];
     const auto &factors = shared.factors[ring.slot];
     const uint64_t k_sum = rows_along_sum(shared_address(stage.k)), q_sum = rows_along_sum(shared_address(stage.q));
     const uint64_t k_free = rows_along_free(shared_address(kVector ? stage.k_end : stage.k), kTileBytes);
@@ -111,7 +119,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
     product_wait<0>();
     hold(s);
     if constexpr (kOutputs) hold(o);
-    uint32_t a[4][4] = {}, po[16];
+    uint32_t a[4][4] = {}, low[4][4], po[16];
     float beta[16], by_decay[16];
     if constexpr (kValues) {
 #pragma unroll
@@ -168,13 +176,22 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       for (int i = 0; i < 16; ++i) {
         const int n = 4 * (i / 4) + i % 4 / 2 * 2, e = 2 * n + 2 * (i % 2);
         const float *by = kScalar ? by_decay : beta;
-        a[i / 4][i % 4] = kValues ? pack_bf16(fmaf(-by[n], x[e], w[2 * i]), fmaf(-by[n + 1], x[e + 1], w[2 * i + 1]))
-                                  : pack_bf16(-by[n] * x[e], -by[n + 1] * x[e + 1]);
+        const float w0 = kValues ? fmaf(-by[n], x[e], w[2 * i]) : -by[n] * x[e];
+        const float w1 = kValues ? fmaf(-by[n + 1], x[e + 1], w[2 * i + 1]) : -by[n + 1] * x[e + 1];
+        a[i / 4][i % 4] = pack_bf16(w0, w1);
+        if constexpr (kSplit) low[i / 4][i % 4] = pack_rest(w0, w1, a[i / 4][i % 4]);
       }
       hold(x);
       product_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve, step * 32), step > 0);
+      if constexpr (kSplit) {
+        const uint64_t solve_low = rows_along_sum(shared_address(stage.solve_low));
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(x, low[step], advance(solve, step * 32), 1);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve_low, step * 32), 1);
+      }
       product_commit();
     }
     float rest[16], scale_decay[16];
@@ -217,7 +234,10 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
         b[i / 4][i % 4] = kSolve ? pack_bf16(rest[n] * x[e], rest[n + 1] * x[e + 1])
                                  : pack_bf16(rest[n] * low_bf16(v), rest[n + 1] * high_bf16(v));
       }
-      if constexpr (kSolve) v = pack_bf16(x[e], x[e + 1]);
+      if constexpr (kSolve) {
+        v = pack_bf16(x[e], x[e + 1]);
+        if constexpr (kOutputs) low[i / 4][i % 4] = pack_rest(x[e], x[e + 1], v);
+      }
     }
     product_fence();
 #pragma unroll
@@ -233,6 +253,10 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       product_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) multiply_n64(o, a[step], advance(scores, step * 32), 1);
+      if constexpr (kSolve) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(o, low[step], advance(scores, step * 32), 1);
+      }
       product_commit();
       barrier_wait(shared_address(&shared.o_emptied), emit_parity);
       emit_parity ^= 1;
@@ -267,7 +291,7 @@ template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
   extern __shared__ __align__(1024) unsigned char raw[];
-  auto &shared = *reinterpret_cast<ScanShared<kVector> *>(raw);
+  auto &shared = *reinterpret_cast<ScanShared<kGate> *>(raw);
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -290,7 +314,7 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
     if (thread < 32) {
       load_chunks<kGate, kErase, kSummary>(in, shared, work, thread);
     } else if (!kSummary && thread < 64) {
-      store_outputs<kVector>(in, shared, work, thread - 32);
+      store_outputs<kGate>(in, shared, work, thread - 32);
     }
   } else if constexpr (kSummary) {
     registers_grow<224>();
@@ -339,7 +363,7 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 cudaError_t launch(const ScanArguments &in, cudaStream_t stream) {
   auto kernel = scan_kernel<kGate, kErase, kSummary>;
-  constexpr int kBytes = sizeof(ScanShared<kGate == Sm90Gate::kVector>);
+  constexpr int kBytes = sizeof(ScanShared<kGate>);
   static_assert(kBytes <= 232448);
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;

@@ -12,21 +12,27 @@ namespace fw::sm90 {
 
 constexpr int kStages = 3;
 
-template <bool kVector>
+// Without a gate nothing is forgotten and errors of the solve stay, so T and what it multiplies are two bf16 each.
+template <Sm90Gate kGate>
+constexpr bool kSplitsSolve = kGate == Sm90Gate::kNone;
+
+template <Sm90Gate kGate>
 struct __align__(1024) Stage {
+  static constexpr bool kVector = kGate == Sm90Gate::kVector;
   unsigned char k[2 * kTileBytes];  // vector gate: k exp(G), and q likewise
   unsigned char q[2 * kTileBytes];
   unsigned char k_end[kVector ? 2 * kTileBytes : 0];  // k exp(G_end - G)
   unsigned char v[kTileBytes];
   unsigned char solve[kTileBytes];
+  unsigned char solve_low[kSplitsSolve<kGate> ? kTileBytes : 0];
   unsigned char scores[kTileBytes];
 };
 
-template <bool kVector>
+template <Sm90Gate kGate>
 struct __align__(1024) ScanShared {
-  Stage<kVector> stage[kStages];
+  Stage<kGate> stage[kStages];
   unsigned char o[kTileBytes];
-  std::conditional_t<kVector, VectorFactors, Factors> factors[kStages];
+  std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kStages];
   uint64_t full[kStages], scored[kStages], empty[kStages], tail, o_filled, o_emptied;
 };
 
@@ -52,18 +58,19 @@ __device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_do
 }
 
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
-__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate == Sm90Gate::kVector> &shared,
+__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate> &shared,
                                             const Work &work, int lane) {
   constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase == Sm90Erase::kShared;
   constexpr bool kKeys = kSolve || !kVector, kFactors = kSolve || kGate != Sm90Gate::kNone;
-  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve + (kVector && !kSummary);
+  constexpr bool kSplit = kSolve && kSplitsSolve<kGate>;
+  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve + kSplit + (kVector && !kSummary);
   constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
   int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
   Ring<kStages> ring;
   for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
-    Stage<kVector> &stage = shared.stage[ring.slot];
+    Stage<kGate> &stage = shared.stage[ring.slot];
     const uint32_t full = shared_address(&shared.full[ring.slot]);
     const uint32_t barrier = left < kChunk ? shared_address(&shared.tail) : full;
     barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
@@ -92,7 +99,11 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
         }
       }
       if constexpr (kSolve) {
-        load_bytes_to(shared_address(stage.solve) + part, in.tiles.solve + image + part, kTileBytes / 2, barrier, 3);
+        const unsigned char *from = in.tiles.solve + (kSplit ? 2 : 1) * image + part;
+        load_bytes_to(shared_address(stage.solve) + part, from, kTileBytes / 2, barrier, 3);
+        if constexpr (kSplit) {
+          load_bytes_to(shared_address(stage.solve_low) + part, from + kTileBytes, kTileBytes / 2, barrier, 3);
+        }
       }
     }
     __syncwarp();
@@ -115,8 +126,8 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
 }
 
 // One warp: the outputs, a chunk at a time, from the staging tile to rows of o.
-template <bool kVector>
-__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kVector> &shared, const Work &work,
+template <Sm90Gate kGate>
+__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kGate> &shared, const Work &work,
                                               int lane) {
   const uint32_t filled = shared_address(&shared.o_filled), emptied = shared_address(&shared.o_emptied);
   if (work.length > 0) {  // the chain fills the tile once before it has outputs
