@@ -142,6 +142,13 @@ typedef struct fw_recurrence {
   fw_tensor state_z;       /* [slots,H,K] fp32, with the normaliser */
   fw_tensor state_indices; /* int32 [N]: the slot of each sequence, no slot twice; a negative index skips the sequence
                               (its rows of o become 0). Absent: sequence n uses slot n */
+
+  /* CUDA only: the cudaStream_t that the work is ordered on, of the device that is current on the calling thread; NULL: its
+   * default stream. Every tensor, the workspace and `saved` are then memory of that device, the last two aligned to 16
+   * bytes. Nothing is allocated, synchronised or read back: cu_seqlens and state_indices are clamped to what exists by the
+   * kernels, not checked, unless fw_recurrence_check is called with FW_CHECK_VALUES. Errors that a kernel meets while it runs
+   * show up where the caller next looks at the stream. */
+  void *stream;
 } fw_recurrence;
 
 /* Gradients. d_o has o's shape; absent incoming gradients are zeros. An outgoing gradient has the shape and dtype of its

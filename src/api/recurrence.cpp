@@ -5,6 +5,7 @@
 #include "ops/recurrence/catalogue.hpp"
 #include "ops/recurrence/checks.hpp"
 #include "ops/recurrence/cpu_plan.hpp"
+#include "ops/recurrence/cuda_paths.hpp"
 #include "ops/recurrence/impls.hpp"
 
 using fw::fail;
@@ -70,6 +71,7 @@ fw_status move_state(const fw_context *context, const fw_recurrence *desc, const
     FW_TRY(fw::check_output(op, "plain", *plain));
     FW_TRY(fw::check_disjoint(op, "plain", *plain, "state", p.state));
   }
+  if (p.device == FW_DEVICE_CUDA) return fw::recurrence::cuda_move_state(p, *plain, layout, is_import);
   const int64_t width = fw::recurrence::opaque_elements(p) / p.K;
   for (int64_t i = 0; i < slots * p.HV * p.K; ++i) {
     const int64_t k = i % p.K, hv = i / p.K % p.HV, slot = i / p.K / p.HV;

@@ -27,7 +27,8 @@ struct Impl {
   const char *name;
   bool (*accepts)(const fw_context &, const Problem &, Reason &);
   uint64_t (*workspace)(const fw_context &, const Problem &);  // bytes; UINT64_MAX when they do not fit in 64 bits
-  void (*run)(fw_context &, const Problem &, void *workspace);
+  void (*run)(fw_context &, const Problem &, void *workspace);  // cannot fail; nullptr when the next one is given
+  fw_status (*run_on_device)(fw_context &, const Problem &, void *workspace) = nullptr;  // orders work on a stream, which can
 };
 
 // Whether `name` is one of the comma-separated names.
@@ -107,7 +108,11 @@ fw_status run_chosen(const char *op, fw_context &context, const Problem &problem
                 static_cast<unsigned long long>(workspace ? workspace_size : 0),
                 static_cast<unsigned long long>(bytes), chosen->name);
   }
-  chosen->run(context, problem, workspace);
+  if (chosen->run_on_device) {
+    FW_TRY(chosen->run_on_device(context, problem, workspace));
+  } else {
+    chosen->run(context, problem, workspace);
+  }
   set_last_impl(chosen->name);
   return FW_OK;
 }

@@ -149,7 +149,7 @@ fw_status check_disjoint(const char *op, const char *out_name, const fw_tensor &
 }
 
 fw_status check_cu_seqlens(const char *op, const fw_tensor &cu, int64_t batch, int64_t tokens, bool with_data,
-                           int64_t *n) {
+                           int64_t *n, fw_device device) {
   const fw_dtype allowed[] = {FW_I32, FW_I64};
   FW_TRY(check_dtype(op, "cu_seqlens", cu, allowed, 2));
   if (cu.ndim != 1 || cu.shape[0] < 1) {
@@ -163,7 +163,7 @@ fw_status check_cu_seqlens(const char *op, const fw_tensor &cu, int64_t batch, i
                 static_cast<long long>(batch));
   }
   *n = cu.shape[0] - 1;
-  if (!with_data) return FW_OK;
+  if (!with_data || device != FW_DEVICE_CPU) return FW_OK;
   int64_t previous = 0;
   for (int64_t i = 0; i <= *n; ++i) {
     const int64_t at = load_int(cu, i);

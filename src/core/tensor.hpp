@@ -5,11 +5,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/host_device.hpp"
 #include "fastweight/types.h"
 
 namespace fw {
 
-static inline int64_t dtype_size(fw_dtype dtype) {
+FW_HOST_DEVICE static inline int64_t dtype_size(fw_dtype dtype) {
   switch (dtype) {
     case FW_F32: case FW_I32: return 4;
     case FW_BF16: case FW_F16: return 2;
@@ -18,9 +19,9 @@ static inline int64_t dtype_size(fw_dtype dtype) {
   }
 }
 const char *dtype_name(fw_dtype dtype);  // "fp32", "bf16", ...; "dtype 17" text is not made: unknown is "unknown dtype"
-static inline bool is_half(fw_dtype dtype) { return dtype == FW_BF16 || dtype == FW_F16; }
+FW_HOST_DEVICE static inline bool is_half(fw_dtype dtype) { return dtype == FW_BF16 || dtype == FW_F16; }
 static inline bool is_float32_or_half(fw_dtype dtype) { return dtype == FW_F32 || is_half(dtype); }
-static inline bool given(const fw_tensor &t) { return t.dtype != FW_NONE; }
+FW_HOST_DEVICE static inline bool given(const fw_tensor &t) { return t.dtype != FW_NONE; }
 int64_t numel(const fw_tensor &t);
 
 // Formats a shape as "[2,3,4]" into buf and returns it.
@@ -37,13 +38,13 @@ fw_status check_output(const char *op, const char *name, const fw_tensor &t);
 // address only: types.h says so.
 fw_status check_disjoint(const char *op, const char *out_name, const fw_tensor &out, const char *name, const fw_tensor &t);
 
-static inline float bf16_to_f32(uint16_t h) {
+FW_HOST_DEVICE static inline float bf16_to_f32(uint16_t h) {
   const uint32_t bits = static_cast<uint32_t>(h) << 16;
   float f;
   memcpy(&f, &bits, 4);
   return f;
 }
-static inline uint16_t f32_to_bf16(float f) {  // to nearest even; NaN stays NaN
+FW_HOST_DEVICE static inline uint16_t f32_to_bf16(float f) {  // to nearest even; NaN stays NaN
   uint32_t bits;
   memcpy(&bits, &f, 4);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
@@ -94,7 +95,7 @@ static inline void store_f64(void *data, fw_dtype dtype, int64_t offset, double 
     default: break;
   }
 }
-static inline int64_t load_int(const fw_tensor &t, int64_t i) {
+FW_HOST_DEVICE static inline int64_t load_int(const fw_tensor &t, int64_t i) {
   return t.dtype == FW_I32 ? static_cast<const int32_t *>(t.data)[i * t.strides[0]]
                            : static_cast<const int64_t *>(t.data)[i * t.strides[0]];
 }
@@ -103,8 +104,10 @@ static inline int64_t load_int(const fw_tensor &t, int64_t i) {
 struct Segment {
   int64_t batch, begin, end;  // rows [begin, end) of that batch entry
 };
-// cu_seqlens: [N+1] int32 or int64, host, batch 1, first 0, last T, non-decreasing. *n: the number of sequences.
-fw_status check_cu_seqlens(const char *op, const fw_tensor &cu, int64_t batch, int64_t tokens, bool with_data, int64_t *n);
+// cu_seqlens: [N+1] int32 or int64, batch 1, first 0, last at most T, non-decreasing. *n: the number of sequences.
+// with_data: the pointer is there; its numbers are read when the tensor is of the host.
+fw_status check_cu_seqlens(const char *op, const fw_tensor &cu, int64_t batch, int64_t tokens, bool with_data, int64_t *n,
+                           fw_device device = FW_DEVICE_CPU);
 static inline Segment segment(const fw_tensor &cu, int64_t tokens, int64_t n) {
   if (given(cu)) return {0, load_int(cu, n), load_int(cu, n + 1)};
   return {n, 0, tokens};

@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "harness_device.hpp"
 #include "harness_spec.hpp"
 
 namespace fw::test {
@@ -66,6 +67,7 @@ class Context {
     options.struct_size = sizeof options;
     options.n_threads = n_threads;
     options.force_impl = force_impl;
+    if (force_impl && strncmp(force_impl, "reference", 9) == 0) is_on_cuda_ = false;
     EXPECT_EQ(fw_context_create(&options, &context_), FW_OK) << fw_last_error();
   }
   explicit Context(const fw_context_options &options) {
@@ -75,9 +77,12 @@ class Context {
   Context(const Context &) = delete;
   Context &operator=(const Context &) = delete;
   fw_context *get() const { return context_; }
+  // The references compute on the CPU, whatever device is under test.
+  bool runs_on_cuda() const { return is_on_cuda_; }
 
  private:
   fw_context *context_ = nullptr;
+  bool is_on_cuda_ = is_on_cuda();
 };
 
 // Bytes for a workspace or saved buffer at an odd address, NaN inside, guard bands outside.
@@ -85,6 +90,7 @@ class Memory {
  public:
   explicit Memory(uint64_t size) : size_(size), bytes_(size + 2 * kGuard + 1, 0xff) {}
   void *data() { return bytes_.data() + kGuard + 1; }
+  void *data_with_guards() { return bytes_.data() + 1; }
   uint64_t size() const { return size_; }
   bool guards_are_unchanged() const {
     for (size_t i = 0; i < kGuard; ++i) {
@@ -92,9 +98,9 @@ class Memory {
     }
     return true;
   }
+  static constexpr size_t kGuard = 64;
 
  private:
-  static constexpr size_t kGuard = 64;
   uint64_t size_;
   std::vector<unsigned char> bytes_;
 };
@@ -165,16 +171,12 @@ struct Call {
   Outputs run(const Context &context) {
     Outputs out;
     uint64_t bytes = 0;
+    if (context.runs_on_cuda()) desc.device = FW_DEVICE_CUDA;
     out.status = fw_recurrence_workspace_size(context.get(), &desc, direction, &bytes);
     if (out.status != FW_OK) return failed(out);
     Memory workspace(bytes);
-    if (direction == FW_FORWARD) {
-      out.status = fw_recurrence_forward(context.get(), &desc, workspace.data(), bytes);
-    } else if (direction == FW_BACKWARD) {
-      out.status = fw_recurrence_backward(context.get(), &desc, &grads, workspace.data(), bytes);
-    } else {
-      out.status = fw_recurrence_step(context.get(), &desc, workspace.data(), bytes);
-    }
+    out.status = context.runs_on_cuda() ? run_on_device(context, workspace)
+                                        : run_verb(context, desc, grads, workspace.data(), bytes);
     if (out.status != FW_OK) return failed(out);
     out.impl = fw_last_impl();
     EXPECT_TRUE(workspace.guards_are_unchanged()) << "workspace overrun: " << text(spec);
@@ -189,6 +191,37 @@ struct Call {
   }
 
  private:
+  fw_status run_verb(const Context &context, const fw_recurrence &d, const fw_recurrence_grads &g, void *workspace,
+                     uint64_t bytes) const {
+    if (direction == FW_FORWARD) return fw_recurrence_forward(context.get(), &d, workspace, bytes);
+    if (direction == FW_BACKWARD) return fw_recurrence_backward(context.get(), &d, &g, workspace, bytes);
+    return fw_recurrence_step(context.get(), &d, workspace, bytes);
+  }
+#if defined(FW_HAVE_CUDA)
+  fw_status run_on_device(const Context &context, Memory &workspace) {
+    DeviceMirror mirror;
+    for (auto *buffers : {&inputs, &outputs}) {
+      for (auto &[name, buffer] : *buffers) mirror.add(buffer->bytes(), static_cast<size_t>(buffer->end() - buffer->begin()));
+    }
+    fw_recurrence d = desc;
+    fw_recurrence_grads g = grads;
+    for (const DescField &field : desc_inputs()) (d.*field.member).data = mirror.find((d.*field.member).data);
+    for (fw_tensor *t : {&d.cu_seqlens, &d.o, &d.final_state, &d.final_z, &d.state, &d.state_z, &d.state_indices}) {
+      t->data = mirror.find(t->data);
+    }
+    for (const GradField &field : grad_inputs()) (g.*field.member).data = mirror.find((g.*field.member).data);
+    for (const OutGradField &field : grad_outputs()) (g.*field.member).data = mirror.find((g.*field.member).data);
+    if (d.saved) d.saved = mirror.add(d.saved, d.saved_size);
+    // the workspace with its guard bands, its first byte where the device's memory is aligned
+    char *guarded = static_cast<char *>(mirror.add(workspace.data_with_guards(), workspace.size() + 2 * Memory::kGuard));
+    d.stream = mirror.stream();
+    const fw_status status = run_verb(context, d, g, workspace.size() ? guarded + Memory::kGuard : nullptr, workspace.size());
+    mirror.fetch();
+    return status;
+  }
+#else
+  fw_status run_on_device(const Context &, Memory &) { throw std::runtime_error("FW_TEST_DEVICE is cuda, this build has none"); }
+#endif
   Strides strides() const { return static_cast<Strides>(spec.strides); }
   // Outputs must not overlap themselves, so they are padded where inputs are broadcast.
   Strides output_strides() const { return strides() == Strides::kBroadcast ? Strides::kPadded : strides(); }

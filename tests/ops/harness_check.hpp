@@ -45,7 +45,8 @@ inline void write_results(const char *path) {
   fclose(file);
 }
 
-// Implementations of this machine: "cpu_<level>_chunk" or "cpu_<level>_recurrent", the best level first.
+// Implementations of the device under test: on CUDA "cuda_chunk" for the backward and "cuda_recurrent" for the rest; on the CPU
+// "cpu_<level>_chunk" or "cpu_<level>_recurrent", the best level first.
 inline std::vector<std::string> cpu_impls(const char *form) {
   std::vector<std::string> names;
   for (int32_t level = kLevelCount - 1; level >= 0; --level) {
@@ -70,6 +71,12 @@ struct Path {
 };
 inline std::vector<Path> paths(fw_direction direction) {
   std::vector<Path> all;
+  if (is_on_cuda()) {
+    if (direction == FW_BACKWARD) return {{"cuda_chunk", FW_FORM_CHUNK}};
+    if (direction == FW_FORWARD) all.push_back({"cuda_recurrent", FW_FORM_CHUNK});
+    all.push_back({"cuda_recurrent", FW_FORM_RECURRENT});
+    return all;
+  }
   if (direction != FW_STEP) {
     for (const std::string &impl : cpu_impls("chunk")) all.push_back({impl, FW_FORM_CHUNK});
   }
@@ -77,6 +84,16 @@ inline std::vector<Path> paths(fw_direction direction) {
     for (const std::string &impl : cpu_impls("recurrent")) all.push_back({impl, FW_FORM_RECURRENT});
   }
   return all;
+}
+
+// The implementations that a form leads to, the best first.
+inline std::vector<std::string> impls(fw_direction direction, fw_form form) {
+  std::vector<std::string> names;
+  const bool is_chunk = direction == FW_BACKWARD || (direction == FW_FORWARD && form != FW_FORM_RECURRENT);
+  for (const Path &path : paths(direction)) {
+    if (is_chunk == (path.form == FW_FORM_CHUNK)) names.push_back(path.impl);
+  }
+  return names;
 }
 
 class Checked {

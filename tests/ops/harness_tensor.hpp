@@ -137,6 +137,7 @@ class Buffer {
   }
   void settle() { before_ = bytes_; }
 
+  unsigned char *bytes() { return bytes_.data(); }
   const unsigned char *begin() const { return bytes_.data(); }
   const unsigned char *end() const { return bytes_.data() + bytes_.size(); }
   bool is_unchanged() const { return bytes_ == before_; }

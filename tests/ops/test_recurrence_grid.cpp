@@ -74,8 +74,7 @@ void run_case(const Spec &spec, fw_direction direction, bool on_every_level) {
     for (int64_t n = 0; n < spec.N(); ++n) indices.push_back(n % 3 == 1 ? -1 : spec.N() + 1 - n);
   }
   const Checked checked(spec, direction, indices);
-  const bool is_recurrent = direction == FW_STEP || (direction == FW_FORWARD && spec.form == FW_FORM_RECURRENT);
-  for (const std::string &impl : cpu_impls(is_recurrent ? "recurrent" : "chunk")) {
+  for (const std::string &impl : impls(direction, static_cast<fw_form>(spec.form))) {
     checked.run(forced(impl), impl, direction == FW_BACKWARD && spec.seed % 3 == 0);
     if (!on_every_level) break;
   }

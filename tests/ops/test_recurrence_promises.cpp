@@ -352,7 +352,7 @@ TEST(Promises, SavedBuffer) {
     Spec spec = row;
     spec.T = 70;
     const Checked checked(spec, FW_BACKWARD);
-    for (const std::string &impl : cpu_impls("chunk")) {
+    for (const std::string &impl : impls(FW_BACKWARD, FW_FORM_CHUNK)) {
       const Outputs with = checked.run(forced(impl), impl, true), without = checked.run(forced(impl), impl, false);
       expect_same_bits(with, without, impl + ": " + text(spec));
     }

@@ -48,7 +48,8 @@ fw_status read_settings(const fw_recurrence &d, fw_direction direction, Problem 
   p->direction = direction;
   FW_TRY(check_enum(op, "form", d.form, FW_FORM_PARALLEL));
   FW_TRY(check_enum(op, "device", d.device, FW_DEVICE_CUDA));
-  if (d.device != FW_DEVICE_CPU) return fail(FW_UNSUPPORTED, "%s: device is cuda, this build has cpu", op);
+  p->device = d.device;
+  p->stream = d.stream;
   FW_TRY(check_enum(op, "state_layout", d.state_layout, direction == FW_STEP ? FW_STATE_OPAQUE : FW_STATE_VK));
   FW_TRY(check_enum(op, "normalizer", d.normalizer, FW_NORMALIZER_SUM));
   FW_TRY(check_enum(op, "qk_norm", d.qk_norm, FW_QK_NORM_L2));
@@ -213,7 +214,7 @@ fw_status read_operands(const fw_recurrence &d, Problem *p, const Row &row, bool
   }
   p->N = p->B;
   p->cu_seqlens = d.cu_seqlens;
-  if (given(d.cu_seqlens)) FW_TRY(check_cu_seqlens(op, d.cu_seqlens, p->B, p->T, with_data, &p->N));
+  if (given(d.cu_seqlens)) FW_TRY(check_cu_seqlens(op, d.cu_seqlens, p->B, p->T, with_data, &p->N, p->device));
   return check_counts(*p);
 }
 
@@ -287,7 +288,7 @@ fw_status read_step_state(const fw_recurrence &d, Problem *p, bool with_data) {
   const int64_t shape[] = {p->N};
   FW_TRY(check_dtype(op, "state_indices", d.state_indices, index_type, 1));
   FW_TRY(check_tensor(op, "state_indices", d.state_indices, shape, 1, with_data));
-  if (!with_data) return FW_OK;
+  if (!with_data || p->device != FW_DEVICE_CPU) return FW_OK;
   for (int64_t n = 0; n < p->N; ++n) {
     const int64_t slot = load_int(d.state_indices, n);
     if (slot >= slots) {
@@ -436,11 +437,6 @@ fw_status check_sharing(const Problem &p) {
 }
 
 }  // namespace
-
-double fixed_gate(const Problem &p, int64_t hv) {
-  if (p.op == FW_OP_RETENTION) return log1p(-exp2(-5.0 - static_cast<double>(hv)));
-  return -p.lightning_slope * static_cast<double>(hv);
-}
 
 int64_t opaque_elements(const Problem &p) {
   constexpr int64_t kPad = 16;

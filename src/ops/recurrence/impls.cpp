@@ -5,6 +5,7 @@
 
 #include "ops/recurrence/cpu_plan.hpp"
 #include "ops/recurrence/cpu_table.hpp"
+#include "ops/recurrence/cuda_paths.hpp"
 #include "ops/recurrence/reference.hpp"
 
 namespace fw::recurrence {
@@ -17,6 +18,7 @@ const char *form_name(fw_form form) {
 // The best level of the machine unless a lower one is forced by its implementation's name.
 template <int32_t kLevel>
 bool accepts_level(const fw_context &context, const Problem &p, Reason &reason) {
+  if (p.device != FW_DEVICE_CPU) return reason.refuse("device is cuda");
   if (p.is_f64) return reason.refuse("operands are fp64, computed by the reference only");
   if (!level_is_available(kLevel)) return reason.refuse("this machine or build lacks %s", level_name(kLevel));
   (void)context;
@@ -52,12 +54,14 @@ const CpuTable &table() { return FW_LEVEL_TABLE(kLevel, kRecurrenceTable); }
    [](fw_context &context, const Problem &p, void *workspace) { table<level>().verb(context, p, workspace); }}
 
 bool accepts_parallel(const fw_context &context, const Problem &p, Reason &reason) {
+  if (p.device != FW_DEVICE_CPU) return reason.refuse("device is cuda");
   if (p.form != FW_FORM_PARALLEL) return reason.refuse("form is %s", form_name(p.form));
   if (p.saved) return reason.refuse("saved is given, written by the chunk form only");
   return reference_parallel_accepts(context, p, reason);
 }
 
 bool accepts_reference(const fw_context &, const Problem &p, Reason &reason) {
+  if (p.device != FW_DEVICE_CPU) return reason.refuse("device is cuda");
   if (p.form == FW_FORM_PARALLEL) return reason.refuse("form is parallel");
   if (p.saved) return reason.refuse("saved is given, written by the chunk form only");
   if (p.direction == FW_STEP && p.state_layout == FW_STATE_OPAQUE) return reason.refuse("the state layout is opaque");
@@ -65,6 +69,7 @@ bool accepts_reference(const fw_context &, const Problem &p, Reason &reason) {
 }
 
 constexpr Impl<Problem> kForward[] = {
+    {"cuda_recurrent", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_chunk", accepts_chunk, chunk_forward),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_chunk", accepts_chunk, chunk_forward),
     FW_CPU_IMPL(kBaseline, "cpu_baseline_chunk", accepts_chunk, chunk_forward),
@@ -75,12 +80,14 @@ constexpr Impl<Problem> kForward[] = {
     {"reference_recurrent", accepts_reference, reference_recurrent_workspace, run_reference_recurrent},
 };
 constexpr Impl<Problem> kBackward[] = {
+    {"cuda_chunk", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_chunk", accepts_backward, chunk_backward),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_chunk", accepts_backward, chunk_backward),
     FW_CPU_IMPL(kBaseline, "cpu_baseline_chunk", accepts_backward, chunk_backward),
     {"reference_recurrent", accepts_reference, reference_recurrent_workspace, run_reference_recurrent},
 };
 constexpr Impl<Problem> kStep[] = {
+    {"cuda_recurrent", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_recurrent", accepts_recurrent, recurrent),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_recurrent", accepts_recurrent, recurrent),
     FW_CPU_IMPL(kBaseline, "cpu_baseline_recurrent", accepts_recurrent, recurrent),
@@ -99,7 +106,7 @@ Candidates candidates(fw_direction direction) {
 
 int64_t chunk_length(const Impl<Problem> &impl, const Problem &p) {
   const size_t length = strlen(impl.name);
-  const bool is_chunk = length > 6 && strcmp(impl.name + length - 6, "_chunk") == 0;
+  const bool is_chunk = p.device == FW_DEVICE_CPU && length > 6 && strcmp(impl.name + length - 6, "_chunk") == 0;
   return is_chunk ? kChunk / std::gcd(kChunk, p.n_sub) : 1;
 }
 

@@ -2,6 +2,7 @@
 // A checked call of the family: every size known, every operand's meaning settled, every default filled in.
 // Made by checks.cpp from the public descriptor; read by all implementations, which check nothing again.
 #pragma once
+#include <math.h>
 #include <stdint.h>
 
 #include "core/tensor.hpp"
@@ -16,6 +17,8 @@ struct Problem {
   fw_erase erase;
   fw_form form;
   fw_direction direction;
+  fw_device device;
+  void *stream;          // CUDA: a cudaStream_t
   bool is_f64;           // all operands fp64: reference only
   int64_t B, T, N, H, HV, K, V;
   int64_t n_sub;         // k, v, beta have T * n_sub rows; 1 but for gated_delta_product
@@ -45,17 +48,20 @@ struct Problem {
   fw_tensor dq, dk, dv, da, db, dp, d_erase_gate, d_write_gate, dg, dbeta, d_a_log, d_dt_bias;
   fw_tensor d_initial_state, d_initial_z;
 
-  __attribute__((always_inline)) int64_t group() const { return HV / H; }
+  FW_HOST_DEVICE __attribute__((always_inline)) int64_t group() const { return HV / H; }
 };
 
 // Natural-log decay of retention and lightning, the same for every token.
-double fixed_gate(const Problem &p, int64_t hv);
+FW_HOST_DEVICE static inline double fixed_gate(const Problem &p, int64_t hv) {
+  if (p.op == FW_OP_RETENTION) return log1p(-exp2(-5.0 - static_cast<double>(hv)));
+  return -p.lightning_slope * static_cast<double>(hv);
+}
 
 // Elements of one (slot, value head) of the opaque layout: [K][V padded to 16].
 int64_t opaque_elements(const Problem &p);
 
 // Element offset of state [n, hv, k, v] in a tensor of the given layout (KV or VK).
-static inline int64_t state_offset(const fw_tensor &t, fw_state_layout layout, int64_t n, int64_t hv, int64_t k, int64_t v) {
+FW_HOST_DEVICE static inline int64_t state_offset(const fw_tensor &t, fw_state_layout layout, int64_t n, int64_t hv, int64_t k, int64_t v) {
   const int64_t i = layout == FW_STATE_VK ? v : k, j = layout == FW_STATE_VK ? k : v;
   return n * t.strides[0] + hv * t.strides[1] + i * t.strides[2] + j * t.strides[3];
 }

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gate activations and their gradients on the device, in fp64: exp, log1p and the sums inside then neither overflow nor
+// cancel at any fp32 logit, and every result is rounded once. Formulas: gate_input of fastweight/recurrence.h.
+#pragma once
+#include "fastweight/neighbours.h"
+
+namespace fw::cuda {
+
+__device__ inline double sigmoid(double x) {
+  if (x >= 0) return 1 / (1 + exp(-x));
+  const double e = exp(x);
+  return e / (1 + e);
+}
+__device__ inline double softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
+
+struct GateSettings {
+  int32_t kind;  // FW_GATE_KIND_*
+  double normalizer, lower_bound;
+};
+
+constexpr double kRwkv7Rate = -0.60653065971263342;  // -exp(-1/2)
+
+// g or beta of the logit x; a_log and dt_bias are 0 when absent.
+__device__ inline float activate_gate(const GateSettings &s, float x, float a_log, float dt_bias) {
+  const double u = static_cast<double>(x) + dt_bias;
+  switch (s.kind) {
+    case FW_GATE_KIND_SOFTPLUS: return static_cast<float>(-exp(static_cast<double>(a_log)) * softplus(u));
+    case FW_GATE_KIND_LOG_SIGMOID: return static_cast<float>(-softplus(-u) / s.normalizer);
+    case FW_GATE_KIND_BOUNDED: return static_cast<float>(s.lower_bound * sigmoid(exp(static_cast<double>(a_log)) * u));
+    case FW_GATE_KIND_RWKV7: return static_cast<float>(kRwkv7Rate * sigmoid(u));
+    case FW_GATE_KIND_BETA: return static_cast<float>(sigmoid(u));
+    default: return static_cast<float>(2 * sigmoid(u));
+  }
+}
+
+struct GateGradient {
+  float dx, da_log;  // d_dt_bias = dx
+};
+// For the incoming gradient dy; a dy of 0 gives 0, also where g is -inf.
+__device__ inline GateGradient activate_gate_gradient(const GateSettings &s, float x, float a_log, float dt_bias, float dy) {
+  if (dy == 0) return {0, 0};
+  const double u = static_cast<double>(x) + dt_bias, rate = exp(static_cast<double>(a_log));
+  if (s.kind == FW_GATE_KIND_SOFTPLUS) {
+    return {static_cast<float>(-rate * sigmoid(u) * dy), static_cast<float>(-rate * softplus(u) * dy)};
+  }
+  if (s.kind == FW_GATE_KIND_LOG_SIGMOID) return {static_cast<float>(sigmoid(-u) / s.normalizer * dy), 0};
+  const double z = s.kind == FW_GATE_KIND_BOUNDED ? rate * u : u;
+  const double slope = sigmoid(z) * sigmoid(-z) * dy;
+  switch (s.kind) {
+    case FW_GATE_KIND_BOUNDED:
+      return {static_cast<float>(s.lower_bound * slope * rate), static_cast<float>(slope == 0 ? 0 : s.lower_bound * slope * z)};
+    case FW_GATE_KIND_RWKV7: return {static_cast<float>(kRwkv7Rate * slope), 0};
+    case FW_GATE_KIND_BETA: return {static_cast<float>(slope), 0};
+    default: return {static_cast<float>(2 * slope), 0};
+  }
+}
+
+}  // namespace fw::cuda

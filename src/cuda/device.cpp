@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/device.hpp"
+
+#if defined(FW_HAVE_CUDA)
+
+#include <cuda_runtime.h>
+
+namespace fw::cuda {
+namespace {
+
+// The current device's number, or false with the reason.
+bool current_device(int *device, Reason &reason) {
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) error = cudaGetDevice(device);
+  if (error == cudaSuccess && count > 0) return true;
+  (void)cudaGetLastError();
+  if (error == cudaSuccess) return reason.refuse("this machine has no CUDA device");
+  return reason.refuse("CUDA does not start here: %s", cudaGetErrorString(error));
+}
+
+bool capability(int *device, int *major, int *minor, Reason &reason) {
+  if (!current_device(device, reason)) return false;
+  if (cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, *device) == cudaSuccess &&
+      cudaDeviceGetAttribute(minor, cudaDevAttrComputeCapabilityMinor, *device) == cudaSuccess) {
+    return true;
+  }
+  return reason.refuse("device %d does not answer: %s", *device, cudaGetErrorString(cudaGetLastError()));
+}
+
+}  // namespace
+
+bool is_available(int32_t major, int32_t minor, Reason &reason) {
+  int device, found_major, found_minor;
+  if (!capability(&device, &found_major, &found_minor, reason)) return false;
+  if (found_major > major || (found_major == major && found_minor >= minor)) return true;
+  return reason.refuse("device %d has compute capability %d.%d, this needs %d.%d", device, found_major, found_minor, major,
+                       minor);
+}
+
+bool is_exactly(int32_t major, int32_t minor, Reason &reason) {
+  int device, found_major, found_minor;
+  if (!capability(&device, &found_major, &found_minor, reason)) return false;
+  if (found_major == major && found_minor == minor) return true;
+  return reason.refuse("device %d has compute capability %d.%d, this runs on %d.%d only", device, found_major, found_minor,
+                       major, minor);
+}
+
+int32_t multiprocessor_count() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    (void)cudaGetLastError();
+  }
+  return count > 0 ? count : 1;
+}
+
+fw_status check_memory(const char *op, const char *name, const void *data) {
+  int device = 0;
+  cudaPointerAttributes found = {};
+  if (cudaGetDevice(&device) != cudaSuccess || cudaPointerGetAttributes(&found, data) != cudaSuccess) {
+    return fail(FW_DEVICE_ERROR, "%s: CUDA does not answer: %s", op, cudaGetErrorString(cudaGetLastError()));
+  }
+  if (found.type == cudaMemoryTypeUnregistered) {
+    return fail(FW_INVALID_ARGUMENT, "%s: %s is memory of the host, expected memory of CUDA device %d", op, name, device);
+  }
+  if (found.type == cudaMemoryTypeDevice && found.device != device) {
+    return fail(FW_INVALID_ARGUMENT, "%s: %s is memory of CUDA device %d, expected the current device, %d", op, name,
+                found.device, device);
+  }
+  return FW_OK;
+}
+
+fw_status check_memory(const char *op, const char *name, const fw_tensor &t) {
+  return given(t) && numel(t) > 0 ? check_memory(op, name, t.data) : FW_OK;
+}
+
+fw_status check_launches(const char *op, const char *impl) {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return FW_OK;
+  return fail(FW_DEVICE_ERROR, "%s: CUDA refused a launch or had failed before: %s (%s)", op, cudaGetErrorString(error), impl);
+}
+
+void describe_devices(TextSink &sink) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    sink.add("none (%s)\n", cudaGetErrorString(error));
+    return;
+  }
+  if (count == 0) sink.add("none\n");
+  for (int device = 0; device < count; ++device) {
+    cudaDeviceProp properties = {};
+    if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) continue;
+    sink.add("%s, compute capability %d.%d, %d multiprocessors\n", properties.name, properties.major, properties.minor,
+             properties.multiProcessorCount);
+  }
+}
+
+}  // namespace fw::cuda
+
+#else
+
+namespace fw::cuda {
+
+bool is_available(int32_t, int32_t, Reason &reason) { return reason.refuse("this library is built without CUDA"); }
+bool is_exactly(int32_t, int32_t, Reason &reason) { return reason.refuse("this library is built without CUDA"); }
+int32_t multiprocessor_count() { return 1; }
+fw_status check_memory(const char *op, const char *, const void *) {
+  return fail(FW_UNSUPPORTED, "%s: this library is built without CUDA", op);
+}
+fw_status check_memory(const char *op, const char *name, const fw_tensor &) {
+  return check_memory(op, name, static_cast<const void *>(nullptr));
+}
+fw_status check_launches(const char *op, const char *) {
+  return fail(FW_UNSUPPORTED, "%s: this library is built without CUDA", op);
+}
+void describe_devices(TextSink &sink) { sink.add("none (this library is built without CUDA)\n"); }
+
+}  // namespace fw::cuda
+
+#endif

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Facts of the CUDA device that is current on the calling thread, and the errors of its calls as statuses. Without CUDA in
+// the build every question is answered by a refusal. Nothing here is remembered between calls.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/impl_list.hpp"
+#include "core/tensor.hpp"
+
+namespace fw::cuda {
+
+// Whether this library can run calls on the current device; the reason names what is missing: CUDA in the build, a driver,
+// a device, or a device of compute capability `major`.`minor` or later.
+bool is_available(int32_t major, int32_t minor, Reason &reason);
+
+// Whether the current device is exactly of that capability (the sm_90a kernels run on no other).
+bool is_exactly(int32_t major, int32_t minor, Reason &reason);
+
+int32_t multiprocessor_count();
+
+// Whether the memory behind a tensor can be reached by the current device; absent and empty tensors pass.
+fw_status check_memory(const char *op, const char *name, const fw_tensor &t);
+fw_status check_memory(const char *op, const char *name, const void *data);
+
+// FW_OK, or FW_DEVICE_ERROR with the text of an error that a launch of this thread left. The error is taken back, unless it
+// is one that the device does not recover from.
+fw_status check_launches(const char *op, const char *impl);
+
+// One line about each device for `fastweight info`: "NVIDIA H200, compute capability 9.0, 132 multiprocessors".
+void describe_devices(TextSink &sink);
+
+}  // namespace fw::cuda

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The portable CUDA path: what it accepts, how its workspace is cut, and the order of its kernels.
+#include "ops/recurrence/cuda_paths.hpp"
+
+#include "core/ledger.hpp"
+#include "core/operands.hpp"
+#include "cuda/device.hpp"
+#include "ops/recurrence/cuda_launch.hpp"
+#include "ops/recurrence/cuda_panels.hpp"
+#include "ops/recurrence/saved.hpp"
+
+namespace fw::recurrence {
+
+bool cuda_accepts(const fw_context &, const Problem &p, Reason &reason) {
+  if (p.device != FW_DEVICE_CUDA) return reason.refuse("device is cpu");
+  if (p.is_f64) return reason.refuse("operands are fp64, computed by the reference only");
+  if (p.form == FW_FORM_PARALLEL) return reason.refuse("form is parallel");
+  if (p.N * p.HV > INT32_MAX / 64) return reason.refuse("more than 2^25 sequences times value heads");
+  return cuda::is_available(8, 0, reason);
+}
+
+#if defined(FW_HAVE_CUDA)
+
+namespace {
+
+struct Workspace {
+  float *divisors;  // [B,T,H]
+  float *sums;      // [B,T,H,K]
+  float *saved;     // see saved.hpp
+  RowGradients rows;
+
+  Workspace(Ledger &ledger, const Problem &p) : divisors(nullptr), sums(nullptr), saved(nullptr), rows{} {
+    const bool is_backward = p.direction == FW_BACKWARD;
+    if (p.has_normalizer) {
+      const int64_t tokens = product(product(p.B, p.T), p.H);
+      divisors = ledger.take<float>(tokens);
+      if (is_backward) sums = ledger.take<float>(product(tokens, p.K));
+    }
+    if (!is_backward) return;
+    if (!p.saved) saved = ledger.take<float>(static_cast<int64_t>(saved_bytes(p) / 4));
+    const int64_t heads = product(product(product(p.B, p.R), p.HV), plan_panels(p).count), keys = product(heads, p.K);
+    rows.d_q = ledger.take<float>(keys);
+    rows.d_k = ledger.take<float>(keys);
+    if (p.erase != FW_ERASE_NONE) rows.d_x = ledger.take<float>(keys);
+    if (p.erase == FW_ERASE_INDEPENDENT) rows.d_b = ledger.take<float>(keys);
+    if (p.gate != FW_GATE_NONE) rows.d_g = ledger.take<float>(p.gate == FW_GATE_VECTOR ? keys : heads);
+    if (given(p.beta)) rows.d_beta = ledger.take<float>(heads);
+    rows.states = ledger.take<float>(product(reverse_blocks(p), reverse_state_floats(p)));
+    if (given(p.a_log) || given(p.dt_bias)) {
+      rows.gate_sums = ledger.take<float>(product(finish_blocks(p), product(p.HV, 1 + p.K)));
+    }
+  }
+};
+
+Problem states_only(const Problem &p) {
+  Problem forward = p;
+  forward.direction = FW_FORWARD;
+  forward.o = forward.final_state = forward.final_z = fw_tensor{};
+  return forward;
+}
+
+void run_backward(const Problem &p, const Workspace &w, float *saved) {
+  if (p.N > 0) {
+    if (p.has_normalizer) launch_normalizer(states_only(p), w.divisors, w.sums);
+    if (!p.saved) launch_recurrent(states_only(p), nullptr, saved);
+    launch_reverse(p, w.divisors, saved, w.rows);
+    if (p.has_normalizer) launch_normalizer_backward(p, w.divisors, w.sums, w.rows);
+  }
+  launch_finish(p, w.rows);
+  launch_clear(p, p.dv, p.n_sub, p.V);
+  launch_clear(p, p.d_write_gate, 1, p.V);
+}
+
+fw_status check_alignment(const Problem &p, const char *name, const void *memory) {
+  if (reinterpret_cast<uintptr_t>(memory) % 16 == 0) return FW_OK;
+  return fail(FW_INVALID_ARGUMENT, "%s: %s is at an address that 16 does not divide, allowed multiples of 16 on CUDA", p.op_name,
+              name);
+}
+
+// Where the memory lies, of one tensor of each kind that a caller could bring from elsewhere.
+fw_status check_places(const Problem &p, const void *workspace) {
+  const struct {
+    const char *name;
+    const fw_tensor &t;
+  } tensors[] = {{"q", p.q}, {"v", p.v}, {"o", p.direction == FW_BACKWARD ? p.dq : p.o}, {"state", p.state},
+                 {"initial_state", p.initial_state}, {"cu_seqlens", p.cu_seqlens}, {"state_indices", p.state_indices}};
+  for (const auto &x : tensors) FW_TRY(cuda::check_memory(p.op_name, x.name, x.t));
+  if (workspace) FW_TRY(cuda::check_memory(p.op_name, "workspace", workspace));
+  FW_TRY(check_alignment(p, "workspace", workspace));
+  return check_alignment(p, "saved", p.saved);
+}
+
+}  // namespace
+
+uint64_t cuda_workspace(const fw_context &, const Problem &p) {
+  if (p.direction == FW_BACKWARD && saved_bytes(p) == UINT64_MAX) return UINT64_MAX;
+  Ledger ledger(nullptr);
+  const Workspace counted(ledger, p);
+  (void)counted;
+  return ledger.overflow() ? UINT64_MAX : ledger.bytes();
+}
+
+fw_status cuda_run(fw_context &, const Problem &p, void *memory) {
+  FW_TRY(check_places(p, memory));
+  Ledger ledger(memory);
+  const Workspace w(ledger, p);
+  float *saved = p.saved ? static_cast<float *>(p.saved) : w.saved;
+  if (p.direction == FW_BACKWARD) {
+    run_backward(p, w, saved);
+    return cuda::check_launches(p.op_name, "cuda_chunk");
+  }
+  if (p.N > 0) {
+    if (p.has_normalizer) launch_normalizer(p, w.divisors, nullptr);
+    launch_recurrent(p, w.divisors, static_cast<float *>(p.saved));
+  }
+  launch_clear(p, p.o, 1, p.V);
+  return cuda::check_launches(p.op_name, "cuda_recurrent");
+}
+
+#else
+
+uint64_t cuda_workspace(const fw_context &, const Problem &) { return UINT64_MAX; }
+fw_status cuda_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_recurrent"); }
+fw_status cuda_move_state(const Problem &p, const fw_tensor &, fw_state_layout, bool) {
+  return cuda::check_launches(p.op_name, "cuda_recurrent");
+}
+
+#endif
+
+}  // namespace fw::recurrence

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The portable CUDA path as the list of candidates sees it.
+#pragma once
+#include "core/impl_list.hpp"
+#include "ops/recurrence/problem.hpp"
+
+namespace fw::recurrence {
+
+bool cuda_accepts(const fw_context &context, const Problem &p, Reason &reason);
+uint64_t cuda_workspace(const fw_context &context, const Problem &p);
+fw_status cuda_run(fw_context &context, const Problem &p, void *workspace);
+
+// The copy of fw_recurrence_state_import and _export.
+fw_status cuda_move_state(const Problem &p, const fw_tensor &plain, fw_state_layout layout, bool is_import);
+
+}  // namespace fw::recurrence

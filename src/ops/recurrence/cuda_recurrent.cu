@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Token by token on CUDA: the forward and the step of every row, type and size. The path that is always there.
+//
+// Plan: grid (sequence, value head, value panel), 256 threads. The panel of the state stays in registers (8 x 4 a thread);
+// rows are packed to shared memory 1024 / padded K at a time. A row takes one pass over the state, which decays it and sums
+// both what is erased and what is read, S~^T e and S~^T q; one exchange through shared memory; and one rank-one update. What a
+// row writes reaches its own output as (q . k) u. Shared memory: packed keys of at most 5 x 4 KB, values of rows x width,
+// 2 x 8 warps of partial sums: 30 KB at K = V = 128. Registers: 32 of state of about 100. One barrier a row: the partial sums
+// have two buffers, and a warp writes one again only past the barrier of the row between.
+#include "ops/recurrence/cuda_launch.hpp"
+#include "ops/recurrence/cuda_rows.cuh"
+
+namespace fw::recurrence {
+namespace {
+
+// Products of the row's query with its own write keys, by the warp that packed the row.
+template <fw_erase kErase>
+__device__ inline void row_products(const Panels &l, const PackedRows &rows, int n, float *qk, float *qb) {
+  const int lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < n; i += kWarps) {
+    float with_k = 0, with_b = 0;
+    for (int d = lane; d < l.pitch; d += 32) {
+      const float q = rows.q[i * l.pitch + d];
+      with_k = fmaf(q, rows.k[i * l.pitch + d], with_k);
+      if constexpr (kErase == FW_ERASE_INDEPENDENT) with_b = fmaf(q, rows.b[i * l.pitch + d], with_b);
+    }
+    with_k = cuda::warp_sum(with_k);
+    with_b = cuda::warp_sum(with_b);
+    if (lane == 0) qk[i] = with_k, qb[i] = with_b;
+  }
+}
+
+template <fw_erase kErase>
+constexpr int kSums = kErase == FW_ERASE_NONE ? 1 : 2;  // what is read; and what is erased
+
+// Shared memory of a block.
+template <fw_gate kGate, fw_erase kErase>
+struct Shared {
+  PackedRows rows;
+  float *qk, *qb;   // [16]
+  float *partial;   // [2][kWarps][sums][width]
+  static int32_t floats(const Panels &l) {
+    return PackedRows::floats<kGate, kErase>(l) + 32 + 2 * kWarps * kSums<kErase> * l.width();
+  }
+  __device__ Shared(const Panels &l, float *memory) {
+    qk = rows.lay_out<kGate, kErase>(l, memory);
+    qb = qk + 16;
+    partial = qb + 16;
+  }
+};
+
+// One row: decays the tile and returns the whole sums over the state rows, in every thread, for its columns.
+template <fw_gate kGate, fw_erase kErase>
+__device__ inline void read_row(const Panels &l, const Owner &own, const PackedRows &rows, int i, float *partial, Tile &S,
+                                float (&sums)[kSums<kErase>][kColumnsOwned]) {
+  constexpr bool kErases = kErase != FW_ERASE_NONE, kAfter = kErase == FW_ERASE_SHARED_AFTER;
+#pragma unroll
+  for (int s = 0; s < kSums<kErase>; ++s) {
+#pragma unroll
+    for (int c = 0; c < kColumnsOwned; ++c) sums[s][c] = 0;
+  }
+#pragma unroll
+  for (int r = 0; r < kRowsOwned; ++r) {
+    const int at = i * l.pitch + own.row + r;
+    const float q = rows.q[at], x = kErases ? rows.x[at] : 0.0f, decay = kGate != FW_GATE_NONE ? rows.decay[at] : 1.0f;
+#pragma unroll
+    for (int c = 0; c < kColumnsOwned; ++c) {
+      if constexpr (kErases && !kAfter) sums[1][c] = fmaf(x, S[r][c], sums[1][c]);
+      if constexpr (kGate != FW_GATE_NONE) S[r][c] *= decay;
+      if constexpr (kErases && kAfter) sums[1][c] = fmaf(x, S[r][c], sums[1][c]);
+      sums[0][c] = fmaf(q, S[r][c], sums[0][c]);
+    }
+  }
+  const int warp = threadIdx.x / 32, width = l.width();
+#pragma unroll
+  for (int s = 0; s < kSums<kErase>; ++s) {
+#pragma unroll
+    for (int c = 0; c < kColumnsOwned; ++c) {
+      for (int offset = l.lanes; offset < 32; offset *= 2) sums[s][c] += __shfl_xor_sync(0xffffffffu, sums[s][c], offset);
+    }
+    if (threadIdx.x % 32 < l.lanes) {
+      float4 *to = reinterpret_cast<float4 *>(partial + (warp * kSums<kErase> + s) * width) + own.lane;
+      *to = make_float4(sums[s][0], sums[s][1], sums[s][2], sums[s][3]);
+    }
+  }
+  __syncthreads();  // every warp's sums are there; the other buffer may be written from here on
+#pragma unroll
+  for (int s = 0; s < kSums<kErase>; ++s) {
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float4 part = reinterpret_cast<const float4 *>(partial + (w * kSums<kErase> + s) * width)[own.lane];
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    sums[s][0] = sum.x, sums[s][1] = sum.y, sums[s][2] = sum.z, sums[s][3] = sum.w;
+  }
+}
+
+// divisors: [B,T,H] of the normaliser, or nullptr. saved: states for the backward, or nullptr.
+template <fw_gate kGate, fw_erase kErase>
+__global__ void __launch_bounds__(kThreads, 2) recurrent(const __grid_constant__ Problem p, const __grid_constant__ Panels l,
+                                                      const float *divisors, float *saved) {
+  extern __shared__ float4 memory[];
+  const Shared<kGate, kErase> shared(l, reinterpret_cast<float *>(memory));
+  const int32_t panel = static_cast<int32_t>(blockIdx.x % l.count);
+  const int64_t hv = blockIdx.x / l.count % p.HV, n = blockIdx.x / l.count / p.HV;
+  const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
+  const int64_t begin = segment.begin * p.n_sub, end = segment.end * p.n_sub;
+  const bool is_step = p.direction == FW_STEP, has_output = given(p.o);
+  const Owner own(l, panel);
+  int64_t slot = n;
+  if (is_step && given(p.state_indices)) {
+    slot = load_int(p.state_indices, n);
+    if (slot >= p.state.shape[0]) slot = -1;
+  }
+  const bool stores_output = has_output && own.row == 0;
+  if (slot < 0) {
+    for (int64_t token = segment.begin; stores_output && token < segment.end; ++token) {
+      const int64_t offset = head_offset(p.o, segment.batch, token, hv);
+      for (int c = 0; c < kColumnsOwned; ++c) {
+        if (own.column + c < p.V) store_at(p.o, offset + (own.column + c) * p.o.strides[3], 0.0f);
+      }
+    }
+    return;
+  }
+  if (is_step && begin == end) return;
+  Tile S;
+  load_tile(p, is_step ? p.state : p.initial_state, slot, hv, own, S);
+  int buffer = 0;
+  for (int64_t row = begin; row < end; row += l.rows) {
+    const int count = end - row < l.rows ? static_cast<int>(end - row) : l.rows;
+    if (saved && (row - begin) % kSegmentRows == 0) {
+      save_tile(p, saved_slot_at(p, n, begin) + (row - begin) / kSegmentRows, hv, own, S, saved);
+    }
+    __syncthreads();  // every thread is done with the rows before
+    pack_rows<kGate, kErase>(p, l, {segment.batch, row, hv, count}, panel, shared.rows);
+    row_products<kErase>(l, shared.rows, count, shared.qk, shared.qb);
+    __syncthreads();  // the rows are there
+    for (int i = 0; i < count; ++i, buffer ^= 1) {
+      float sums[kSums<kErase>][kColumnsOwned], u[kColumnsOwned];
+      float *partial = shared.partial + buffer * kWarps * kSums<kErase> * l.width();
+      read_row<kGate, kErase>(l, own, shared.rows, i, partial, S, sums);
+      const float4 v = reinterpret_cast<const float4 *>(shared.rows.u + i * l.value_pitch())[own.lane];
+      u[0] = v.x, u[1] = v.y, u[2] = v.z, u[3] = v.w;
+      if constexpr (kIsShared<kErase>) {
+#pragma unroll
+        for (int c = 0; c < kColumnsOwned; ++c) u[c] -= sums[1][c];
+      }
+#pragma unroll
+      for (int r = 0; r < kRowsOwned; ++r) {
+        const int at = i * l.pitch + own.row + r;
+        const float k = shared.rows.k[at], b = kErase == FW_ERASE_INDEPENDENT ? shared.rows.b[at] : 0.0f;
+#pragma unroll
+        for (int c = 0; c < kColumnsOwned; ++c) {
+          if constexpr (kErase == FW_ERASE_INDEPENDENT) S[r][c] = fmaf(b, sums[1][c], S[r][c]);
+          S[r][c] = fmaf(k, u[c], S[r][c]);
+        }
+      }
+      if (!stores_output || (row + i) % p.n_sub != p.n_sub - 1) continue;
+      const int64_t token = (row + i) / p.n_sub, offset = head_offset(p.o, segment.batch, token, hv);
+      const float divisor = divisors ? divisors[(segment.batch * p.T + token) * p.H + hv / p.group()] : 1.0f;
+#pragma unroll
+      for (int c = 0; c < kColumnsOwned; ++c) {
+        float o = fmaf(shared.qk[i], u[c], sums[0][c]);
+        if constexpr (kErase == FW_ERASE_INDEPENDENT) o = fmaf(shared.qb[i], sums[1][c], o);
+        o *= p.scale_f32;
+        if (divisors) o /= divisor;
+        if (own.column + c < p.V) store_at(p.o, offset + (own.column + c) * p.o.strides[3], o);
+      }
+    }
+  }
+  store_tile(p, is_step ? p.state : p.final_state, slot, hv, own, S);
+}
+
+struct Launch {
+  template <fw_gate kGate, fw_erase kErase>
+  static void run(const Problem &p, const Panels &l, const float *divisors, float *saved) {
+    const int64_t blocks = p.N * p.HV * l.count;
+    const int32_t bytes = 4 * Shared<kGate, kErase>::floats(l);
+    recurrent<kGate, kErase><<<static_cast<uint32_t>(blocks), kThreads, bytes, static_cast<cudaStream_t>(p.stream)>>>(
+        p, l, divisors, saved);
+  }
+};
+
+}  // namespace
+
+void launch_recurrent(const Problem &p, const float *divisors, float *saved) {
+  dispatch_axes<Launch>(p, p, plan_panels(p), divisors, saved);
+}
+
+}  // namespace fw::recurrence
