@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # The CUDA backend: whether nvcc is there, and how its files are compiled. The runtime is linked statically, so that the library
 # loads on a machine without a driver and its CUDA entries refuse there.
-#   portable kernels    machine code of sm_80 and sm_90, and PTX for what comes later
+#   portable kernels    machine code of sm_80 and sm_90, and PTX for what comes later (FASTWEIGHT_CUDA_ARCHITECTURES)
 #   sm90_*.cu           sm_90a only (wgmma, setmaxnreg)
+set(FASTWEIGHT_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "Architectures of the portable CUDA kernels, as CMAKE_CUDA_ARCHITECTURES")
 set(FW_HAVE_CUDA OFF)
 if(NOT FASTWEIGHT_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "FASTWEIGHT_CUDA is ${FASTWEIGHT_CUDA}, allowed AUTO, ON or OFF")
@@ -11,7 +12,7 @@ if(FASTWEIGHT_CUDA AND FW_SANITIZE)
   set(FW_CUDA_WHY_NOT "FW_SANITIZE is ${FW_SANITIZE}, which nvcc does not take")
 elseif(FASTWEIGHT_CUDA)
   include(CheckLanguage)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+  set(CMAKE_CUDA_ARCHITECTURES ${FASTWEIGHT_CUDA_ARCHITECTURES})
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     enable_language(CUDA)
@@ -37,13 +38,12 @@ endif()
 
 # One object library an architecture list; their objects join the shared library and the tests' archive.
 function(fw_add_cuda_library name architectures)
-  unset(CMAKE_CXX_STANDARD) # CMake 3.25 takes it for CUDA too and does not know nvcc's C++20; the option below does
+  set(CMAKE_CXX_STANDARD 17) # taken for CUDA too; CMake 3.25 knows no later one of nvcc
   add_library(${name} OBJECT ${ARGN})
   target_include_directories(${name} PRIVATE include src)
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}"
                                            CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden)
   target_compile_definitions(${name} PRIVATE FW_HAVE_CUDA)
-  target_compile_options(${name} PRIVATE -std=c++20)
   target_sources(fastweight PRIVATE $<TARGET_OBJECTS:${name}>)
 endfunction()
 
@@ -52,7 +52,7 @@ function(fw_add_cuda_kernels)
   set(sm90 ${sources})
   list(FILTER sm90 INCLUDE REGEX "/sm90_[^/]*$")
   list(FILTER sources EXCLUDE REGEX "/sm90_[^/]*$")
-  fw_add_cuda_library(fw_cuda_portable "80-real;90" ${sources})
+  fw_add_cuda_library(fw_cuda_portable "${FASTWEIGHT_CUDA_ARCHITECTURES}" ${sources})
   if(sm90)
     fw_add_cuda_library(fw_cuda_sm90 "90a-real" ${sm90})
   endif()

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <functional>
+#include <initializer_list>
 #include <memory>
 
 #include "harness_device.hpp"
@@ -120,6 +122,7 @@ struct Call {
   fw_recurrence_grads grads = {};
   std::map<std::string, std::unique_ptr<Buffer>> inputs, outputs;
   bool uses_saved = false;
+  std::vector<Buffer *> more;  // buffers of the test that tensors of the call point into
 
   // `operands` are rounded to the types of the spec here; a spec of fp64 keeps them. indices: step only, may be
   // empty.
@@ -127,6 +130,7 @@ struct Call {
       : spec(s), direction(d) {
     desc.struct_size = sizeof desc;
     grads.struct_size = sizeof grads;
+    desc.device = is_on_cuda() ? FW_DEVICE_CUDA : FW_DEVICE_CPU;
     desc.op = static_cast<fw_op>(s.op);
     desc.gate = static_cast<fw_gate>(s.gate);
     desc.erase = static_cast<fw_erase>(s.erase);
@@ -171,12 +175,13 @@ struct Call {
   Outputs run(const Context &context) {
     Outputs out;
     uint64_t bytes = 0;
-    if (context.runs_on_cuda()) desc.device = FW_DEVICE_CUDA;
+    desc.device = context.runs_on_cuda() ? FW_DEVICE_CUDA : FW_DEVICE_CPU;
     out.status = fw_recurrence_workspace_size(context.get(), &desc, direction, &bytes);
     if (out.status != FW_OK) return failed(out);
     Memory workspace(bytes);
-    out.status = context.runs_on_cuda() ? run_on_device(context, workspace)
-                                        : run_verb(context, desc, grads, workspace.data(), bytes);
+    out.status = with_memory(context, {}, workspace, [&](const fw_recurrence &d, const fw_recurrence_grads &g, void *memory, const Moved &) {
+      return run_verb(context, d, g, memory, bytes);
+    });
     if (out.status != FW_OK) return failed(out);
     out.impl = fw_last_impl();
     EXPECT_TRUE(workspace.guards_are_unchanged()) << "workspace overrun: " << text(spec);
@@ -190,6 +195,44 @@ struct Call {
     return out;
   }
 
+  using Moved = std::function<fw_tensor(fw_tensor)>;
+  // f(desc, grads, workspace, moved) with everything where the context computes: on CUDA the buffers of the call, `more`, `own`, the saved
+  // buffer and the workspace are there as copies that come back afterwards, and moved(t) is where a tensor of theirs lies.
+  template <class F>
+  fw_status with_memory(const Context &context, std::initializer_list<Buffer *> own, Memory &workspace, F f) {
+    (void)own;
+    if (!context.runs_on_cuda()) return f(desc, grads, workspace.data(), [](fw_tensor t) { return t; });
+#if defined(FW_HAVE_CUDA)
+    DeviceMirror mirror;
+    const auto add = [&](Buffer &b) { mirror.add(b.bytes(), static_cast<size_t>(b.end() - b.begin())); };
+    for (auto *buffers : {&inputs, &outputs}) {
+      for (auto &[name, buffer] : *buffers) add(*buffer);
+    }
+    for (Buffer *buffer : own) add(*buffer);
+    for (Buffer *buffer : more) add(*buffer);
+    const Moved moved = [&](fw_tensor t) {
+      t.data = mirror.find(t.data);
+      return t;
+    };
+    fw_recurrence d = desc;
+    fw_recurrence_grads g = grads;
+    for (const DescField &field : desc_inputs()) d.*field.member = moved(d.*field.member);
+    for (fw_tensor *t : {&d.cu_seqlens, &d.o, &d.final_state, &d.final_z, &d.state, &d.state_z, &d.state_indices}) *t = moved(*t);
+    for (const GradField &field : grad_inputs()) g.*field.member = moved(g.*field.member);
+    for (const OutGradField &field : grad_outputs()) g.*field.member = moved(g.*field.member);
+    if (d.saved && d.struct_size == sizeof d) d.saved = mirror.add(d.saved, d.saved_size);
+    // the workspace with its guard bands, its first byte where the device's memory is aligned
+    char *guarded = static_cast<char *>(mirror.add(workspace.data_with_guards(), workspace.size() + 2 * Memory::kGuard));
+    d.stream = mirror.stream();
+    mirror.settle();
+    const fw_status status = f(d, g, workspace.size() ? guarded + Memory::kGuard : nullptr, moved);
+    mirror.fetch();
+    return status;
+#else
+    throw std::runtime_error("FW_TEST_DEVICE is cuda, this build has none");
+#endif
+  }
+
  private:
   fw_status run_verb(const Context &context, const fw_recurrence &d, const fw_recurrence_grads &g, void *workspace,
                      uint64_t bytes) const {
@@ -197,31 +240,6 @@ struct Call {
     if (direction == FW_BACKWARD) return fw_recurrence_backward(context.get(), &d, &g, workspace, bytes);
     return fw_recurrence_step(context.get(), &d, workspace, bytes);
   }
-#if defined(FW_HAVE_CUDA)
-  fw_status run_on_device(const Context &context, Memory &workspace) {
-    DeviceMirror mirror;
-    for (auto *buffers : {&inputs, &outputs}) {
-      for (auto &[name, buffer] : *buffers) mirror.add(buffer->bytes(), static_cast<size_t>(buffer->end() - buffer->begin()));
-    }
-    fw_recurrence d = desc;
-    fw_recurrence_grads g = grads;
-    for (const DescField &field : desc_inputs()) (d.*field.member).data = mirror.find((d.*field.member).data);
-    for (fw_tensor *t : {&d.cu_seqlens, &d.o, &d.final_state, &d.final_z, &d.state, &d.state_z, &d.state_indices}) {
-      t->data = mirror.find(t->data);
-    }
-    for (const GradField &field : grad_inputs()) (g.*field.member).data = mirror.find((g.*field.member).data);
-    for (const OutGradField &field : grad_outputs()) (g.*field.member).data = mirror.find((g.*field.member).data);
-    if (d.saved) d.saved = mirror.add(d.saved, d.saved_size);
-    // the workspace with its guard bands, its first byte where the device's memory is aligned
-    char *guarded = static_cast<char *>(mirror.add(workspace.data_with_guards(), workspace.size() + 2 * Memory::kGuard));
-    d.stream = mirror.stream();
-    const fw_status status = run_verb(context, d, g, workspace.size() ? guarded + Memory::kGuard : nullptr, workspace.size());
-    mirror.fetch();
-    return status;
-  }
-#else
-  fw_status run_on_device(const Context &, Memory &) { throw std::runtime_error("FW_TEST_DEVICE is cuda, this build has none"); }
-#endif
   Strides strides() const { return static_cast<Strides>(spec.strides); }
   // Outputs must not overlap themselves, so they are padded where inputs are broadcast.
   Strides output_strides() const { return strides() == Strides::kBroadcast ? Strides::kPadded : strides(); }

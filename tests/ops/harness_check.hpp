@@ -45,8 +45,7 @@ inline void write_results(const char *path) {
   fclose(file);
 }
 
-// Implementations of the device under test: on CUDA "cuda_chunk" for the backward and "cuda_recurrent" for the rest; on the CPU
-// "cpu_<level>_chunk" or "cpu_<level>_recurrent", the best level first.
+// Implementations of the device under test: "cuda_portable"; on the CPU "cpu_<level>_chunk" or "cpu_<level>_recurrent", the best level first.
 inline std::vector<std::string> cpu_impls(const char *form) {
   std::vector<std::string> names;
   for (int32_t level = kLevelCount - 1; level >= 0; --level) {
@@ -72,9 +71,9 @@ struct Path {
 inline std::vector<Path> paths(fw_direction direction) {
   std::vector<Path> all;
   if (is_on_cuda()) {
-    if (direction == FW_BACKWARD) return {{"cuda_chunk", FW_FORM_CHUNK}};
-    if (direction == FW_FORWARD) all.push_back({"cuda_recurrent", FW_FORM_CHUNK});
-    all.push_back({"cuda_recurrent", FW_FORM_RECURRENT});
+    if (direction == FW_BACKWARD) return {{"cuda_portable", FW_FORM_CHUNK}};
+    if (direction == FW_FORWARD) all.push_back({"cuda_portable", FW_FORM_CHUNK});
+    all.push_back({"cuda_portable", FW_FORM_RECURRENT});
     return all;
   }
   if (direction != FW_STEP) {

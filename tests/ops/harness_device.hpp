@@ -62,8 +62,10 @@ class DeviceMirror {
     }
     return host;
   }
+  // Everything is there, for work on any stream.
+  void settle() { must(cudaStreamSynchronize(stream()), "copies to the device"); }
   void fetch() {
-    must(cudaStreamSynchronize(stream()), "the call");
+    must(cudaDeviceSynchronize(), "the call");
     for (const Range &r : ranges_) {
       if (r.size) must(cudaMemcpy(r.host, r.device, r.size, cudaMemcpyDeviceToHost), "copy from the device");
     }

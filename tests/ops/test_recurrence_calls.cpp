@@ -38,20 +38,19 @@ TEST(Calls, OpaqueStateIsThePlainState) {
           call.desc.state = opaque.tensor();
           call.desc.state_layout = FW_STATE_OPAQUE;
           call.desc.form = path.form;
-          ASSERT_EQ(
-              fw_recurrence_state_import(context.get(), &call.desc, &outside, static_cast<fw_state_layout>(layout)),
-              FW_OK)
-              << fw_last_error();
           uint64_t bytes = 0;
           ASSERT_EQ(fw_recurrence_workspace_size(context.get(), &call.desc, FW_STEP, &bytes), FW_OK)
               << fw_last_error();
           Memory workspace(bytes);
-          ASSERT_EQ(fw_recurrence_step(context.get(), &call.desc, workspace.data(), bytes), FW_OK) << fw_last_error();
-          EXPECT_EQ(fw_last_impl(), path.impl);
-          ASSERT_EQ(
-              fw_recurrence_state_export(context.get(), &call.desc, &outside, static_cast<fw_state_layout>(layout)),
-              FW_OK)
-              << fw_last_error();
+          const auto verbs = [&](const fw_recurrence &d, const fw_recurrence_grads &, void *memory, const Call::Moved &moved) {
+            const fw_tensor plain_state = moved(outside);
+            const fw_state_layout of_plain = static_cast<fw_state_layout>(layout);
+            FW_TRY(fw_recurrence_state_import(context.get(), &d, &plain_state, of_plain));
+            FW_TRY(fw_recurrence_step(context.get(), &d, memory, bytes));
+            EXPECT_EQ(fw_last_impl(), path.impl);
+            return fw_recurrence_state_export(context.get(), &d, &plain_state, of_plain);
+          };
+          ASSERT_EQ(call.with_memory(context, {&opaque}, workspace, verbs), FW_OK) << fw_last_error();
           EXPECT_TRUE(opaque.gaps_are_unchanged());
           EXPECT_TRUE(workspace.guards_are_unchanged());
           for (const auto &[name, values] : plain.values) {
@@ -77,9 +76,13 @@ TEST(Calls, OpaqueRoundTrip) {
       exported({4, 4, spec.V, spec.K}, FW_F32, Strides::kNegative);
   call.desc.state = opaque.tensor();
   call.desc.state_layout = FW_STATE_OPAQUE;
-  ASSERT_EQ(fw_recurrence_state_import(context.get(), &call.desc, &plain, FW_STATE_KV), FW_OK) << fw_last_error();
-  ASSERT_EQ(fw_recurrence_state_export(context.get(), &call.desc, &exported.tensor(), FW_STATE_VK), FW_OK)
-      << fw_last_error();
+  Memory nothing(0);
+  const auto verbs = [&](const fw_recurrence &d, const fw_recurrence_grads &, void *, const Call::Moved &moved) {
+    const fw_tensor from = moved(plain), to = moved(exported.tensor());
+    FW_TRY(fw_recurrence_state_import(context.get(), &d, &from, FW_STATE_KV));
+    return fw_recurrence_state_export(context.get(), &d, &to, FW_STATE_VK);
+  };
+  ASSERT_EQ(call.with_memory(context, {&opaque, &exported}, nothing, verbs), FW_OK) << fw_last_error();
   EXPECT_TRUE(exported.gaps_are_unchanged());
   EXPECT_TRUE(given_state.is_unchanged());
   const Values kv = given_state.values(), vk = exported.values();
@@ -168,7 +171,12 @@ TEST(Calls, StructsOfOtherVersions) {
   uint64_t bytes = 0;
   ASSERT_EQ(fw_recurrence_workspace_size(context.get(), &newer.desc, FW_FORWARD, &bytes), FW_OK) << fw_last_error();
   Memory workspace(bytes);
-  ASSERT_EQ(fw_recurrence_forward(context.get(), &newer.desc, workspace.data(), bytes), FW_OK) << fw_last_error();
+  const auto verb = [&](const fw_recurrence &d, const fw_recurrence_grads &, void *memory, const Call::Moved &) {
+    newer.desc = d;
+    newer.desc.struct_size = sizeof newer;
+    return fw_recurrence_forward(context.get(), &newer.desc, memory, bytes);
+  };
+  ASSERT_EQ(call.with_memory(context, {}, workspace, verb), FW_OK) << fw_last_error();
   EXPECT_EQ(first_difference(call.outputs.at("o")->values(), expected.values.at("o")), "");
   newer.more[33] = 1;
   EXPECT_EQ(fw_recurrence_forward(context.get(), &newer.desc, workspace.data(), bytes), FW_INVALID_ARGUMENT);
@@ -192,6 +200,7 @@ TEST(Calls, SharedAndFusedMemory) {
       slices[i]->data = static_cast<float *>(fused.tensor().data) + i * spec.K;
     }
     call.desc.form = path.form;
+    call.more = {&fused};
     const Outputs out = call.run(forced(path.impl));
     ASSERT_EQ(out.status, FW_OK) << out.error;
     EXPECT_TRUE(fused.gaps_are_unchanged());

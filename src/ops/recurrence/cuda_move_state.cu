@@ -38,7 +38,7 @@ fw_status cuda_move_state(const Problem &p, const fw_tensor &plain, fw_state_lay
     move_state<<<static_cast<uint32_t>(blocks < most ? blocks : most), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(
         p, plain, layout, is_import);
   }
-  return cuda::check_launches(p.op_name, "cuda_recurrent");
+  return cuda::check_launches(p.op_name, "cuda_portable");
 }
 
 }  // namespace fw::recurrence

@@ -71,6 +71,14 @@ void run_backward(const Problem &p, const Workspace &w, float *saved) {
   launch_clear(p, p.d_write_gate, 1, p.V);
 }
 
+void run_forward(const Problem &p, const Workspace &w) {
+  if (p.N > 0) {
+    if (p.has_normalizer) launch_normalizer(p, w.divisors, nullptr);
+    launch_recurrent(p, w.divisors, static_cast<float *>(p.saved));
+  }
+  launch_clear(p, p.o, 1, p.V);
+}
+
 fw_status check_alignment(const Problem &p, const char *name, const void *memory) {
   if (reinterpret_cast<uintptr_t>(memory) % 16 == 0) return FW_OK;
   return fail(FW_INVALID_ARGUMENT, "%s: %s is at an address that 16 does not divide, allowed multiples of 16 on CUDA", p.op_name,
@@ -107,22 +115,18 @@ fw_status cuda_run(fw_context &, const Problem &p, void *memory) {
   float *saved = p.saved ? static_cast<float *>(p.saved) : w.saved;
   if (p.direction == FW_BACKWARD) {
     run_backward(p, w, saved);
-    return cuda::check_launches(p.op_name, "cuda_chunk");
+  } else {
+    run_forward(p, w);
   }
-  if (p.N > 0) {
-    if (p.has_normalizer) launch_normalizer(p, w.divisors, nullptr);
-    launch_recurrent(p, w.divisors, static_cast<float *>(p.saved));
-  }
-  launch_clear(p, p.o, 1, p.V);
-  return cuda::check_launches(p.op_name, "cuda_recurrent");
+  return cuda::check_launches(p.op_name, "cuda_portable");
 }
 
 #else
 
 uint64_t cuda_workspace(const fw_context &, const Problem &) { return UINT64_MAX; }
-fw_status cuda_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_recurrent"); }
+fw_status cuda_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_portable"); }
 fw_status cuda_move_state(const Problem &p, const fw_tensor &, fw_state_layout, bool) {
-  return cuda::check_launches(p.op_name, "cuda_recurrent");
+  return cuda::check_launches(p.op_name, "cuda_portable");
 }
 
 #endif

@@ -83,12 +83,12 @@ __device__ __noinline__ inline void pack_decay(const Problem &p, int pitch, int6
   const int lane = threadIdx.x % 32;
   const int64_t token = row / p.n_sub;
   if (p.gate == FW_GATE_SCALAR) {
-    float g = 0;
-    if (row % p.n_sub == 0) {
-      g = p.has_fixed_gate ? static_cast<float>(fixed_gate(p, hv))
-                           : log_decay(p, hv, 0, load_at(p.g, head_offset(p.g, batch, token, hv)));
+    float e = 1.0f;
+    if (p.has_fixed_gate) {
+      e = static_cast<float>(exp(fixed_gate(p, hv)));  // the same for every token: a rounding error would add up
+    } else if (row % p.n_sub == 0) {
+      e = expf(log_decay(p, hv, 0, load_at(p.g, head_offset(p.g, batch, token, hv))));
     }
-    const float e = expf(g);
     for (int d = lane; d < pitch; d += 32) decay[d] = e;
   } else {
     const int64_t offset = head_offset(p.g, batch, token, hv);

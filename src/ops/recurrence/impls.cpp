@@ -69,7 +69,7 @@ bool accepts_reference(const fw_context &, const Problem &p, Reason &reason) {
 }
 
 constexpr Impl<Problem> kForward[] = {
-    {"cuda_recurrent", cuda_accepts, cuda_workspace, nullptr, cuda_run},
+    {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_chunk", accepts_chunk, chunk_forward),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_chunk", accepts_chunk, chunk_forward),
     FW_CPU_IMPL(kBaseline, "cpu_baseline_chunk", accepts_chunk, chunk_forward),
@@ -80,14 +80,14 @@ constexpr Impl<Problem> kForward[] = {
     {"reference_recurrent", accepts_reference, reference_recurrent_workspace, run_reference_recurrent},
 };
 constexpr Impl<Problem> kBackward[] = {
-    {"cuda_chunk", cuda_accepts, cuda_workspace, nullptr, cuda_run},
+    {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_chunk", accepts_backward, chunk_backward),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_chunk", accepts_backward, chunk_backward),
     FW_CPU_IMPL(kBaseline, "cpu_baseline_chunk", accepts_backward, chunk_backward),
     {"reference_recurrent", accepts_reference, reference_recurrent_workspace, run_reference_recurrent},
 };
 constexpr Impl<Problem> kStep[] = {
-    {"cuda_recurrent", cuda_accepts, cuda_workspace, nullptr, cuda_run},
+    {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_recurrent", accepts_recurrent, recurrent),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_recurrent", accepts_recurrent, recurrent),
     FW_CPU_IMPL(kBaseline, "cpu_baseline_recurrent", accepts_recurrent, recurrent),
