@@ -105,7 +105,8 @@ fw_status fw_recurrence_check(const fw_context *context, const fw_recurrence *de
                             (desc->options & FW_CHECK_VALUES);
   FW_TRY(choose_impl(context, desc, grads, direction, reads_values, &problem, &impl));
   if (direction != FW_BACKWARD && !fw::given(problem.o)) return fail(FW_INVALID_ARGUMENT, "%s: o is missing", problem.op_name);
-  return reads_values ? fw::recurrence::check_values(problem) : FW_OK;
+  if (!reads_values) return FW_OK;
+  return problem.device == FW_DEVICE_CUDA ? fw::recurrence::cuda_check_values(problem) : fw::recurrence::check_values(problem);
 }
 
 fw_status fw_recurrence_workspace_size(const fw_context *context, const fw_recurrence *desc, fw_direction direction,

@@ -4,6 +4,7 @@
 #if defined(FW_HAVE_CUDA)
 
 #include <cuda_runtime.h>
+#include <stdlib.h>
 
 namespace fw::cuda {
 namespace {
@@ -75,6 +76,30 @@ fw_status check_memory(const char *op, const char *name, const fw_tensor &t) {
   return given(t) && numel(t) > 0 ? check_memory(op, name, t.data) : FW_OK;
 }
 
+HostCopy::~HostCopy() { free(memory_); }
+
+fw_status HostCopy::fetch(const char *op, const char *name, void *stream, fw_tensor *t) {
+  if (!given(*t) || numel(*t) == 0) return FW_OK;
+  FW_TRY(check_memory(op, name, *t));
+  int64_t low = 0, high = 0;  // elements before and after the first one
+  for (int32_t i = 0; i < t->ndim; ++i) {
+    const int64_t reach = (t->shape[i] - 1) * t->strides[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  const int64_t size = dtype_size(t->dtype);
+  const size_t bytes = static_cast<size_t>((high - low + 1) * size);
+  memory_ = malloc(bytes);
+  if (!memory_) return fail(FW_OUT_OF_MEMORY, "%s: no memory for %zu bytes of %s", op, bytes, name);
+  const cudaStream_t ordered = static_cast<cudaStream_t>(stream);
+  const char *from = static_cast<const char *>(t->data) + low * size;
+  if (cudaMemcpyAsync(memory_, from, bytes, cudaMemcpyDeviceToHost, ordered) != cudaSuccess ||
+      cudaStreamSynchronize(ordered) != cudaSuccess) {
+    return fail(FW_DEVICE_ERROR, "%s: %s could not be read: %s", op, name, cudaGetErrorString(cudaGetLastError()));
+  }
+  t->data = static_cast<char *>(memory_) - low * size;
+  return FW_OK;
+}
+
 fw_status check_launches(const char *op, const char *impl) {
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return FW_OK;
@@ -113,6 +138,8 @@ fw_status check_memory(const char *op, const char *, const void *) {
 fw_status check_memory(const char *op, const char *name, const fw_tensor &) {
   return check_memory(op, name, static_cast<const void *>(nullptr));
 }
+HostCopy::~HostCopy() {}
+fw_status HostCopy::fetch(const char *op, const char *name, void *, fw_tensor *t) { return check_memory(op, name, *t); }
 fw_status check_launches(const char *op, const char *) {
   return fail(FW_UNSUPPORTED, "%s: this library is built without CUDA", op);
 }

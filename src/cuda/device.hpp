@@ -23,6 +23,20 @@ int32_t multiprocessor_count();
 fw_status check_memory(const char *op, const char *name, const fw_tensor &t);
 fw_status check_memory(const char *op, const char *name, const void *data);
 
+// A copy of a device tensor that the host can read, in order with the work on `stream`; for checks alone.
+class HostCopy {
+ public:
+  HostCopy() = default;
+  HostCopy(const HostCopy &) = delete;
+  HostCopy &operator=(const HostCopy &) = delete;
+  ~HostCopy();
+  // *t then points into the copy. An absent or empty tensor stays as it is.
+  fw_status fetch(const char *op, const char *name, void *stream, fw_tensor *t);
+
+ private:
+  void *memory_ = nullptr;
+};
+
 // FW_OK, or FW_DEVICE_ERROR with the text of an error that a launch of this thread left. The error is taken back, unless it
 // is one that the device does not recover from.
 fw_status check_launches(const char *op, const char *impl);

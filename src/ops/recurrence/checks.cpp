@@ -255,6 +255,27 @@ fw_status refuse_given(const Problem &p, const char *name, const fw_tensor &t, c
   return fail(FW_INVALID_ARGUMENT, "%s: %s is given, allowed %s only", p.op_name, name, when);
 }
 
+}  // namespace
+
+fw_status check_slots(const Problem &p) {
+  const char *op = p.op_name;
+  const int64_t slots = p.state.shape[0];
+  for (int64_t n = 0; n < p.N; ++n) {
+    const int64_t slot = load_int(p.state_indices, n);
+    if (slot >= slots) {
+      return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] is %lld, allowed below the %lld slots of state", op,
+                  ll(n), ll(slot), ll(slots));
+    }
+  }
+  int64_t earlier;
+  const int64_t repeated = find_repeated_slot(p.state_indices, p.N, slots, &earlier);
+  if (repeated < 0) return FW_OK;
+  return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] and [%lld] are both %lld, a slot may be used once", op,
+              ll(earlier), ll(repeated), ll(load_int(p.state_indices, repeated)));
+}
+
+namespace {
+
 fw_status read_step_state(const fw_recurrence &d, Problem *p, bool with_data) {
   const char *op = p->op_name;
   p->state = d.state;
@@ -289,18 +310,7 @@ fw_status read_step_state(const fw_recurrence &d, Problem *p, bool with_data) {
   FW_TRY(check_dtype(op, "state_indices", d.state_indices, index_type, 1));
   FW_TRY(check_tensor(op, "state_indices", d.state_indices, shape, 1, with_data));
   if (!with_data || p->device != FW_DEVICE_CPU) return FW_OK;
-  for (int64_t n = 0; n < p->N; ++n) {
-    const int64_t slot = load_int(d.state_indices, n);
-    if (slot >= slots) {
-      return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] is %lld, allowed below the %lld slots of state", op,
-                  ll(n), ll(slot), ll(slots));
-    }
-  }
-  int64_t earlier;
-  const int64_t repeated = find_repeated_slot(d.state_indices, p->N, slots, &earlier);
-  if (repeated < 0) return FW_OK;
-  return fail(FW_INVALID_ARGUMENT, "%s: state_indices[%lld] and [%lld] are both %lld, a slot may be used once", op,
-              ll(earlier), ll(repeated), ll(load_int(d.state_indices, repeated)));
+  return check_slots(*p);
 }
 
 fw_status read_states(const fw_recurrence &d, Problem *p, bool with_data) {

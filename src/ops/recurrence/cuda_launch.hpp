@@ -28,6 +28,9 @@ void dispatch_axes(const Problem &p, const Args &...args) {
 // Forward and step of every row. divisors: [B,T,H] of the normaliser or nullptr; saved: see saved.hpp, or nullptr.
 void launch_recurrent(const Problem &p, const float *divisors, float *saved);
 
+// Step of a call without a normaliser or sub-steps and with K up to 128.
+void launch_step(const Problem &p);
+
 // The normaliser of linear_attn: divisors [B,T,H] of every token, the final sum of keys, and, when sums is given, the sum of
 // keys after every token [B,T,H,K].
 void launch_normalizer(const Problem &p, float *divisors, float *sums);

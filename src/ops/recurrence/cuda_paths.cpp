@@ -5,6 +5,7 @@
 #include "core/ledger.hpp"
 #include "core/operands.hpp"
 #include "cuda/device.hpp"
+#include "ops/recurrence/checks.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_panels.hpp"
 #include "ops/recurrence/saved.hpp"
@@ -17,6 +18,28 @@ bool cuda_accepts(const fw_context &, const Problem &p, Reason &reason) {
   if (p.form == FW_FORM_PARALLEL) return reason.refuse("form is parallel");
   if (p.N * p.HV > INT32_MAX / 64) return reason.refuse("more than 2^25 sequences times value heads");
   return cuda::is_available(8, 0, reason);
+}
+
+bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
+  if (!cuda_accepts(context, p, reason)) return false;
+  if (p.has_normalizer) return reason.refuse("the normaliser is asked for");
+  if (p.n_sub != 1) return reason.refuse("n_sub is %lld", static_cast<long long>(p.n_sub));
+  if (p.K > 128) return reason.refuse("K is %lld, this has 128 channels", static_cast<long long>(p.K));
+  return true;
+}
+uint64_t cuda_step_workspace(const fw_context &, const Problem &) { return 0; }
+
+fw_status cuda_check_values(const Problem &p) {
+  Problem host = p;
+  cuda::HostCopy cu_seqlens, state_indices, g;
+  FW_TRY(cu_seqlens.fetch(p.op_name, "cu_seqlens", p.stream, &host.cu_seqlens));
+  if (given(host.cu_seqlens)) FW_TRY(check_cu_seqlens(p.op_name, host.cu_seqlens, p.B, p.T, true, &host.N));
+  if (p.direction == FW_STEP && given(p.state_indices)) {
+    FW_TRY(state_indices.fetch(p.op_name, "state_indices", p.stream, &host.state_indices));
+    FW_TRY(check_slots(host));
+  }
+  if (p.g_min < 0) FW_TRY(g.fetch(p.op_name, "g", p.stream, &host.g));
+  return check_values(host);
 }
 
 #if defined(FW_HAVE_CUDA)
@@ -121,8 +144,16 @@ fw_status cuda_run(fw_context &, const Problem &p, void *memory) {
   return cuda::check_launches(p.op_name, "cuda_portable");
 }
 
+fw_status cuda_step_run(fw_context &, const Problem &p, void *) {
+  FW_TRY(check_places(p, nullptr));
+  if (p.N > 0) launch_step(p);
+  launch_clear(p, p.o, 1, p.V);
+  return cuda::check_launches(p.op_name, "cuda_step");
+}
+
 #else
 
+fw_status cuda_step_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_step"); }
 uint64_t cuda_workspace(const fw_context &, const Problem &) { return UINT64_MAX; }
 fw_status cuda_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_portable"); }
 fw_status cuda_move_state(const Problem &p, const fw_tensor &, fw_state_layout, bool) {

@@ -10,6 +10,14 @@ bool cuda_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t cuda_workspace(const fw_context &context, const Problem &p);
 fw_status cuda_run(fw_context &context, const Problem &p, void *workspace);
 
+// Decode.
+bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason);
+uint64_t cuda_step_workspace(const fw_context &context, const Problem &p);
+fw_status cuda_step_run(fw_context &context, const Problem &p, void *workspace);
+
+// What FW_CHECK_VALUES asks for: copies cu_seqlens, state_indices and, with g_min, g to the host and waits for the stream.
+fw_status cuda_check_values(const Problem &p);
+
 // The copy of fw_recurrence_state_import and _export.
 fw_status cuda_move_state(const Problem &p, const fw_tensor &plain, fw_state_layout layout, bool is_import);
 

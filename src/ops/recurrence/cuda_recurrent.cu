@@ -8,7 +8,7 @@
 // 2 x 8 warps of partial sums: 30 KB at K = V = 128. Registers: 32 of state of about 100. One barrier a row: the partial sums
 // have two buffers, and a warp writes one again only past the barrier of the row between.
 #include "ops/recurrence/cuda_launch.hpp"
-#include "ops/recurrence/cuda_rows.cuh"
+#include "ops/recurrence/cuda_tile.cuh"
 
 namespace fw::recurrence {
 namespace {
@@ -30,71 +30,21 @@ __device__ inline void row_products(const Panels &l, const PackedRows &rows, int
   }
 }
 
-template <fw_erase kErase>
-constexpr int kSums = kErase == FW_ERASE_NONE ? 1 : 2;  // what is read; and what is erased
-
 // Shared memory of a block.
 template <fw_gate kGate, fw_erase kErase>
 struct Shared {
   PackedRows rows;
   float *qk, *qb;   // [16]
-  float *partial;   // [2][kWarps][sums][width]
+  float4 *partial;  // [2][kWarps][2][lanes]
   static int32_t floats(const Panels &l) {
-    return PackedRows::floats<kGate, kErase>(l) + 32 + 2 * kWarps * kSums<kErase> * l.width();
+    return PackedRows::floats<kGate, kErase>(l) + 32 + 2 * kWarps * 2 * l.width();
   }
   __device__ Shared(const Panels &l, float *memory) {
     qk = rows.lay_out<kGate, kErase>(l, memory);
     qb = qk + 16;
-    partial = qb + 16;
+    partial = reinterpret_cast<float4 *>(qb + 16);
   }
 };
-
-// One row: decays the tile and returns the whole sums over the state rows, in every thread, for its columns.
-template <fw_gate kGate, fw_erase kErase>
-__device__ inline void read_row(const Panels &l, const Owner &own, const PackedRows &rows, int i, float *partial, Tile &S,
-                                float (&sums)[kSums<kErase>][kColumnsOwned]) {
-  constexpr bool kErases = kErase != FW_ERASE_NONE, kAfter = kErase == FW_ERASE_SHARED_AFTER;
-#pragma unroll
-  for (int s = 0; s < kSums<kErase>; ++s) {
-#pragma unroll
-    for (int c = 0; c < kColumnsOwned; ++c) sums[s][c] = 0;
-  }
-#pragma unroll
-  for (int r = 0; r < kRowsOwned; ++r) {
-    const int at = i * l.pitch + own.row + r;
-    const float q = rows.q[at], x = kErases ? rows.x[at] : 0.0f, decay = kGate != FW_GATE_NONE ? rows.decay[at] : 1.0f;
-#pragma unroll
-    for (int c = 0; c < kColumnsOwned; ++c) {
-      if constexpr (kErases && !kAfter) sums[1][c] = fmaf(x, S[r][c], sums[1][c]);
-      if constexpr (kGate != FW_GATE_NONE) S[r][c] *= decay;
-      if constexpr (kErases && kAfter) sums[1][c] = fmaf(x, S[r][c], sums[1][c]);
-      sums[0][c] = fmaf(q, S[r][c], sums[0][c]);
-    }
-  }
-  const int warp = threadIdx.x / 32, width = l.width();
-#pragma unroll
-  for (int s = 0; s < kSums<kErase>; ++s) {
-#pragma unroll
-    for (int c = 0; c < kColumnsOwned; ++c) {
-      for (int offset = l.lanes; offset < 32; offset *= 2) sums[s][c] += __shfl_xor_sync(0xffffffffu, sums[s][c], offset);
-    }
-    if (threadIdx.x % 32 < l.lanes) {
-      float4 *to = reinterpret_cast<float4 *>(partial + (warp * kSums<kErase> + s) * width) + own.lane;
-      *to = make_float4(sums[s][0], sums[s][1], sums[s][2], sums[s][3]);
-    }
-  }
-  __syncthreads();  // every warp's sums are there; the other buffer may be written from here on
-#pragma unroll
-  for (int s = 0; s < kSums<kErase>; ++s) {
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float4 part = reinterpret_cast<const float4 *>(partial + (w * kSums<kErase> + s) * width)[own.lane];
-      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-    }
-    sums[s][0] = sum.x, sums[s][1] = sum.y, sums[s][2] = sum.z, sums[s][3] = sum.w;
-  }
-}
 
 // divisors: [B,T,H] of the normaliser, or nullptr. saved: states for the backward, or nullptr.
 template <fw_gate kGate, fw_erase kErase>
@@ -137,33 +87,23 @@ __global__ void __launch_bounds__(kThreads, 2) recurrent(const __grid_constant__
     row_products<kErase>(l, shared.rows, count, shared.qk, shared.qb);
     __syncthreads();  // the rows are there
     for (int i = 0; i < count; ++i, buffer ^= 1) {
-      float sums[kSums<kErase>][kColumnsOwned], u[kColumnsOwned];
-      float *partial = shared.partial + buffer * kWarps * kSums<kErase> * l.width();
-      read_row<kGate, kErase>(l, own, shared.rows, i, partial, S, sums);
-      const float4 v = reinterpret_cast<const float4 *>(shared.rows.u + i * l.value_pitch())[own.lane];
-      u[0] = v.x, u[1] = v.y, u[2] = v.z, u[3] = v.w;
-      if constexpr (kIsShared<kErase>) {
-#pragma unroll
-        for (int c = 0; c < kColumnsOwned; ++c) u[c] -= sums[1][c];
-      }
-#pragma unroll
-      for (int r = 0; r < kRowsOwned; ++r) {
-        const int at = i * l.pitch + own.row + r;
-        const float k = shared.rows.k[at], b = kErase == FW_ERASE_INDEPENDENT ? shared.rows.b[at] : 0.0f;
-#pragma unroll
-        for (int c = 0; c < kColumnsOwned; ++c) {
-          if constexpr (kErase == FW_ERASE_INDEPENDENT) S[r][c] = fmaf(b, sums[1][c], S[r][c]);
-          S[r][c] = fmaf(k, u[c], S[r][c]);
-        }
-      }
+      const int at = i * l.pitch + own.row;
+      const PackedRows &rows = shared.rows;
+      float4 *partial = shared.partial + buffer * kWarps * 2 * l.lanes;
+      RowSums sums;
+      float u[kColumnsOwned];
+      read_tile<kGate, kErase>(rows.q + at, rows.x + at, rows.decay + at, S, sums);
+      share_sums<kErase>(l.lanes, own.lane, sums, partial);
+      __syncthreads();  // every warp's sums are there; the other buffer may be written from here on
+      collect_sums<kErase, kWarps>(l.lanes, own.lane, partial, sums);
+      const float4 v = reinterpret_cast<const float4 *>(rows.u + i * l.value_pitch())[own.lane];
+      write_tile<kErase>(rows.k + at, rows.b + at, sums, v, u, S);
       if (!stores_output || (row + i) % p.n_sub != p.n_sub - 1) continue;
       const int64_t token = (row + i) / p.n_sub, offset = head_offset(p.o, segment.batch, token, hv);
       const float divisor = divisors ? divisors[(segment.batch * p.T + token) * p.H + hv / p.group()] : 1.0f;
 #pragma unroll
       for (int c = 0; c < kColumnsOwned; ++c) {
-        float o = fmaf(shared.qk[i], u[c], sums[0][c]);
-        if constexpr (kErase == FW_ERASE_INDEPENDENT) o = fmaf(shared.qb[i], sums[1][c], o);
-        o *= p.scale_f32;
+        float o = row_output<kErase>(sums, u, c, shared.qk[i], shared.qb[i], p.scale_f32);
         if (divisors) o /= divisor;
         if (own.column + c < p.V) store_at(p.o, offset + (own.column + c) * p.o.strides[3], o);
       }

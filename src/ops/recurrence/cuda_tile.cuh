@@ -6,6 +6,92 @@
 
 namespace fw::recurrence {
 
+// ---- one row, token by token ---------------------------------------------------------------------------------------
+
+// What a row reads of the state and what it erases: [0] S~^T q, [1] S~^T e, or S^T e when that is read before the decay.
+using RowSums = float[2][kColumnsOwned];
+
+// Decays the tile and sums over the rows that the thread owns; q, x and decay point at the first of them.
+template <fw_gate kGate, fw_erase kErase>
+__device__ inline void read_tile(const float *q, const float *x, const float *decay, Tile &S, RowSums &sums) {
+  constexpr bool kErases = kErase != FW_ERASE_NONE, kAfter = kErase == FW_ERASE_SHARED_AFTER;
+#pragma unroll
+  for (int c = 0; c < kColumnsOwned; ++c) sums[0][c] = sums[1][c] = 0.0f;
+#pragma unroll
+  for (int r = 0; r < kRowsOwned; ++r) {
+    const float query = q[r], key = kErases ? x[r] : 0.0f, factor = kGate != FW_GATE_NONE ? decay[r] : 1.0f;
+#pragma unroll
+    for (int c = 0; c < kColumnsOwned; ++c) {
+      if constexpr (kErases && !kAfter) sums[1][c] = fmaf(key, S[r][c], sums[1][c]);
+      if constexpr (kGate != FW_GATE_NONE) S[r][c] *= factor;
+      if constexpr (kErases && kAfter) sums[1][c] = fmaf(key, S[r][c], sums[1][c]);
+      sums[0][c] = fmaf(query, S[r][c], sums[0][c]);
+    }
+  }
+}
+
+// Adds up what the groups of a warp have; a warp's sums are then in its first `lanes` lanes, and go to `partial`,
+// [warps][2][lanes].
+template <fw_erase kErase>
+__device__ inline void share_sums(int lanes, int lane, RowSums &sums, float4 *partial) {
+  constexpr int kCount = kErase == FW_ERASE_NONE ? 1 : 2;
+#pragma unroll
+  for (int s = 0; s < kCount; ++s) {
+#pragma unroll
+    for (int c = 0; c < kColumnsOwned; ++c) {
+      for (int offset = lanes; offset < 32; offset *= 2) sums[s][c] += __shfl_xor_sync(0xffffffffu, sums[s][c], offset);
+    }
+    if (threadIdx.x % 32 < lanes) {
+      partial[(threadIdx.x / 32 * 2 + s) * lanes + lane] = make_float4(sums[s][0], sums[s][1], sums[s][2], sums[s][3]);
+    }
+  }
+}
+
+// The whole sums of the thread's columns, after a barrier behind share_sums.
+template <fw_erase kErase, int kWarpCount>
+__device__ inline void collect_sums(int lanes, int lane, const float4 *partial, RowSums &sums) {
+  constexpr int kCount = kErase == FW_ERASE_NONE ? 1 : 2;
+#pragma unroll
+  for (int s = 0; s < kCount; ++s) {
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int w = 0; w < kWarpCount; ++w) {
+      const float4 part = partial[(w * 2 + s) * lanes + lane];
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    sums[s][0] = sum.x, sums[s][1] = sum.y, sums[s][2] = sum.z, sums[s][3] = sum.w;
+  }
+}
+
+// From v' to what the row writes, u, and the state after it.
+template <fw_erase kErase>
+__device__ inline void write_tile(const float *k, const float *b, const RowSums &sums, float4 v, float (&u)[kColumnsOwned], Tile &S) {
+  u[0] = v.x, u[1] = v.y, u[2] = v.z, u[3] = v.w;
+  if constexpr (kIsShared<kErase>) {
+#pragma unroll
+    for (int c = 0; c < kColumnsOwned; ++c) u[c] -= sums[1][c];
+  }
+#pragma unroll
+  for (int r = 0; r < kRowsOwned; ++r) {
+    const float key = k[r], with_b = kErase == FW_ERASE_INDEPENDENT ? b[r] : 0.0f;
+#pragma unroll
+    for (int c = 0; c < kColumnsOwned; ++c) {
+      if constexpr (kErase == FW_ERASE_INDEPENDENT) S[r][c] = fmaf(with_b, sums[1][c], S[r][c]);
+      S[r][c] = fmaf(key, u[c], S[r][c]);
+    }
+  }
+}
+
+// The thread's columns of o before the normaliser: what the row read, and what it wrote through q . k and q . b.
+template <fw_erase kErase>
+__device__ inline float row_output(const RowSums &sums, const float (&u)[kColumnsOwned], int c, float qk, float qb, float scale) {
+  float o = fmaf(qk, u[c], sums[0][c]);
+  if constexpr (kErase == FW_ERASE_INDEPENDENT) o = fmaf(qb, sums[1][c], o);
+  return o * scale;
+}
+
+// ---- a chunk of rows -----------------------------------------------------------------------------------------------
+
 constexpr int kRowsReduced = 4;  // rows of one exchange of reduce_rows
 
 // out[i][c] = sum_k keys[i][k] S[k][c]. partial: [kWarps][kRowsReduced][width]. Ends with a barrier.

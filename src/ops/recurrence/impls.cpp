@@ -87,6 +87,7 @@ constexpr Impl<Problem> kBackward[] = {
     {"reference_recurrent", accepts_reference, reference_recurrent_workspace, run_reference_recurrent},
 };
 constexpr Impl<Problem> kStep[] = {
+    {"cuda_step", cuda_step_accepts, cuda_step_workspace, nullptr, cuda_step_run},
     {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_recurrent", accepts_recurrent, recurrent),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_recurrent", accepts_recurrent, recurrent),

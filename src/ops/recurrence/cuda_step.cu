@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode on CUDA: a few tokens of each sequence against a state in place, K up to 128. Every row; no normaliser.
+//
+// Plan: grid (sequence, value head, value panel), 128 threads; 16 or 8 lanes by 8 or 16 groups of 8 state rows, so a panel is
+// 64 columns up to K = 64 and 32 up to 128, 16 KB of fp32 state a block: one head spreads over 4 blocks and a batch of 1 over
+// the whole device. The panel is read once with 16-byte accesses (8 a thread, all in flight before anything is used), stays in
+// registers (8 x 4 a thread) over all tokens, and is written once. One thread a channel brings a token's q, k, e, b and exp(g)
+// to shared memory. Two barriers a token: the channels are there; the warps' partial sums are there. Shared memory: 5 x 512 B of
+// channels, 2 x 4 warps of partial sums, under 5 KB. Registers: at most 80, so that 6 blocks (96 KB of state in flight) fit.
+#include "ops/recurrence/cuda_launch.hpp"
+#include "ops/recurrence/cuda_tile.cuh"
+
+namespace fw::recurrence {
+namespace {
+
+constexpr int kStepThreads = 128, kStepWarps = kStepThreads / 32, kChannels = 128;
+
+struct StepPlan {
+  int32_t lanes, panels;   // threads a state row, panels a head
+  bool is_vector;          // 16 bytes of state at a time
+};
+
+// A token's channels, and what its warps reduced.
+struct StepShared {
+  float q[kChannels], k[kChannels], x[kChannels], b[kChannels], decay[kChannels];
+  float v[64];
+  float dots[2][kStepWarps];                 // q . k, q . b
+  double squares[3][kStepWarps];             // of q, k and p
+  float4 partial[kStepWarps * 2 * 16];       // of share_sums
+};
+
+template <class T>
+__device__ inline float to_float(T x);
+template <>
+__device__ inline float to_float(float x) { return x; }
+template <>
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <>
+__device__ inline float to_float(__half x) { return __half2float(x); }
+template <class T>
+__device__ inline T from_float(float x);
+template <>
+__device__ inline float from_float(float x) { return x; }
+template <>
+__device__ inline __nv_bfloat16 from_float(float x) { return __float2bfloat16_rn(x); }
+template <>
+__device__ inline __half from_float(float x) { return __float2half_rn(x); }
+
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T at[kCount];
+};
+
+// A tile whose columns (KV) or rows (VK) are side by side in memory, whole and aligned.
+template <class T>
+__device__ inline void load_vectors(const T *from, const StatePlace &at, Tile &S) {
+  if (at.column == 1) {
+#pragma unroll
+    for (int r = 0; r < kRowsOwned; ++r) {
+      const Pack<T, 4> x = *reinterpret_cast<const Pack<T, 4> *>(from + r * at.row);
+#pragma unroll
+      for (int c = 0; c < kColumnsOwned; ++c) S[r][c] = to_float(x.at[c]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int c = 0; c < kColumnsOwned; ++c) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Pack<T, 4> x = *reinterpret_cast<const Pack<T, 4> *>(from + c * at.column + 4 * half);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) S[4 * half + r][c] = to_float(x.at[r]);
+    }
+  }
+}
+template <class T>
+__device__ inline void store_vectors(T *to, const StatePlace &at, const Tile &S) {
+  if (at.column == 1) {
+#pragma unroll
+    for (int r = 0; r < kRowsOwned; ++r) {
+      Pack<T, 4> x;
+#pragma unroll
+      for (int c = 0; c < kColumnsOwned; ++c) x.at[c] = from_float<T>(S[r][c]);
+      *reinterpret_cast<Pack<T, 4> *>(to + r * at.row) = x;
+    }
+    return;
+  }
+#pragma unroll
+  for (int c = 0; c < kColumnsOwned; ++c) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      Pack<T, 4> x;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) x.at[r] = from_float<T>(S[4 * half + r][c]);
+      *reinterpret_cast<Pack<T, 4> *>(to + c * at.column + 4 * half) = x;
+    }
+  }
+}
+
+// The token's operands, one thread a channel, columns of v by the first threads. Factors of 1 / length are applied by
+// `normalize`. Ends without a barrier.
+template <fw_gate kGate, fw_erase kErase>
+__device__ inline void load_channels(const Problem &p, int64_t batch, int64_t token, int64_t hv, int64_t first_column, int width,
+                                     StepShared &s) {
+  const int64_t h = hv / p.group();
+  const int d = threadIdx.x, warp = threadIdx.x / 32;
+  const bool is_inside = d < p.K;
+  const auto load = [&](const fw_tensor &t) {
+    return is_inside ? load_at(t, head_offset(t, batch, token, h) + d * t.strides[3]) : 0.0f;
+  };
+  const float q = load(p.q), k = load(p.k);
+  s.q[d] = q;
+  s.k[d] = k;
+  float x = 0, b = 0, source = 0, beta = 1;
+  if constexpr (kIsShared<kErase>) {
+    beta = load_beta(p, batch, token, hv);
+    source = given(p.p) ? load(p.p) : k;
+    x = source * beta;
+    if (given(p.erase_gate)) x *= load(p.erase_gate);
+  }
+  if constexpr (kErase == FW_ERASE_INDEPENDENT) x = load(p.a), b = load(p.b);
+  if constexpr (kErase != FW_ERASE_NONE) s.x[d] = x;
+  if constexpr (kErase == FW_ERASE_INDEPENDENT) s.b[d] = b;
+  if constexpr (kGate == FW_GATE_VECTOR) {
+    const int64_t at = head_offset(p.g, batch, token, hv) + d * p.g.strides[3];
+    s.decay[d] = is_inside ? expf(log_decay(p, hv, d, load_at(p.g, at))) : 0.0f;
+  }
+  if constexpr (kGate == FW_GATE_SCALAR) {
+    s.decay[d] = p.has_fixed_gate ? static_cast<float>(exp(fixed_gate(p, hv)))
+                                  : expf(log_decay(p, hv, 0, load_at(p.g, head_offset(p.g, batch, token, hv))));
+  }
+  if (d < width) {
+    float v = 0;
+    if (first_column + d < p.V) {
+      v = load_at(p.v, head_offset(p.v, batch, token, hv) + (first_column + d) * p.v.strides[3]);
+      if (kIsShared<kErase> && given(p.write_gate)) {
+        v *= load_at(p.write_gate, head_offset(p.write_gate, batch, token, hv) + (first_column + d) * p.write_gate.strides[3]);
+      }
+      v *= beta;
+    }
+    s.v[d] = v;
+  }
+  const float qk = cuda::warp_sum(q * k), qb = kErase == FW_ERASE_INDEPENDENT ? cuda::warp_sum(q * b) : 0.0f;
+  if (d % 32 == 0) s.dots[0][warp] = qk, s.dots[1][warp] = qb;
+  if (!p.has_l2norm) return;
+  const double values[3] = {q, k, source};
+  for (int i = 0; i < 3; ++i) {
+    const double sum = cuda::warp_sum(values[i] * values[i]);
+    if (d % 32 == 0) s.squares[i][warp] = sum;
+  }
+}
+
+// q, k and the erase key through the L2 norm. Begins and ends with a barrier.
+template <fw_erase kErase>
+__device__ __noinline__ void normalize(const Problem &p, StepShared &s) {
+  __syncthreads();
+  float factor[3];
+  for (int i = 0; i < 3; ++i) {
+    double sum = 0;
+    for (int w = 0; w < kStepWarps; ++w) sum += s.squares[i][w];
+    factor[i] = static_cast<float>(rsqrt(sum + 1e-6));
+  }
+  const int d = threadIdx.x, warp = threadIdx.x / 32;
+  const float q = s.q[d] * factor[0], k = s.k[d] * factor[1];
+  s.q[d] = q;
+  s.k[d] = k;
+  if constexpr (kIsShared<kErase>) s.x[d] *= given(p.p) ? factor[2] : factor[1];
+  const float qk = cuda::warp_sum(q * k), qb = kErase == FW_ERASE_INDEPENDENT ? cuda::warp_sum(q * s.b[d]) : 0.0f;
+  if (d % 32 == 0) s.dots[0][warp] = qk, s.dots[1][warp] = qb;
+  __syncthreads();
+}
+
+template <fw_gate kGate, fw_erase kErase>
+__global__ void __launch_bounds__(kStepThreads, 6) step(const __grid_constant__ Problem p, const __grid_constant__ StepPlan plan) {
+  __shared__ StepShared s;
+  const int lane = threadIdx.x % plan.lanes, row = threadIdx.x / plan.lanes * kRowsOwned, width = kColumnsOwned * plan.lanes;
+  const int32_t panel = static_cast<int32_t>(blockIdx.x % plan.panels);
+  const int64_t hv = blockIdx.x / plan.panels % p.HV, n = blockIdx.x / plan.panels / p.HV;
+  const int64_t first_column = static_cast<int64_t>(panel) * width, column = first_column + kColumnsOwned * lane;
+  const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
+  int64_t slot = n;
+  if (given(p.state_indices)) {
+    slot = load_int(p.state_indices, n);
+    if (slot >= p.state.shape[0]) slot = -1;
+  }
+  if (slot < 0 || segment.begin == segment.end) {
+    for (int64_t token = segment.begin; row == 0 && token < segment.end; ++token) {
+      for (int c = 0; c < kColumnsOwned; ++c) {
+        if (column + c < p.V) store_at(p.o, head_offset(p.o, segment.batch, token, hv) + (column + c) * p.o.strides[3], 0.0f);
+      }
+    }
+    return;
+  }
+  const StatePlace at = find_state(p, p.state, slot, hv);
+  const int64_t first = at.base + row * at.row + column * at.column;
+  const bool is_whole = plan.is_vector && row + kRowsOwned <= p.K && column + kColumnsOwned <= p.V;
+  Owner own(Panels{plan.lanes, plan.panels, 1, kChannels}, panel);
+  own.row = row;
+  Tile S;
+  if (!is_whole) {
+    load_tile(p, p.state, slot, hv, own, S);
+  } else if (p.state.dtype == FW_F32) {
+    load_vectors(static_cast<const float *>(p.state.data) + first, at, S);
+  } else if (p.state.dtype == FW_BF16) {
+    load_vectors(static_cast<const __nv_bfloat16 *>(p.state.data) + first, at, S);
+  } else {
+    load_vectors(static_cast<const __half *>(p.state.data) + first, at, S);
+  }
+  for (int64_t token = segment.begin; token < segment.end; ++token) {
+    load_channels<kGate, kErase>(p, segment.batch, token, hv, first_column, width, s);
+    if (p.has_l2norm) normalize<kErase>(p, s);
+    __syncthreads();  // the channels are there
+    RowSums sums;
+    float u[kColumnsOwned], qk = 0, qb = 0;
+    read_tile<kGate, kErase>(s.q + row, s.x + row, s.decay + row, S, sums);
+    share_sums<kErase>(plan.lanes, lane, sums, s.partial);
+    __syncthreads();  // the partial sums are there
+    collect_sums<kErase, kStepWarps>(plan.lanes, lane, s.partial, sums);
+    for (int w = 0; w < kStepWarps; ++w) qk += s.dots[0][w], qb += s.dots[1][w];
+    write_tile<kErase>(s.k + row, s.b + row, sums, reinterpret_cast<const float4 *>(s.v)[lane], u, S);
+    if (row == 0) {
+      const int64_t offset = head_offset(p.o, segment.batch, token, hv);
+#pragma unroll
+      for (int c = 0; c < kColumnsOwned; ++c) {
+        const float o = row_output<kErase>(sums, u, c, qk, qb, p.scale_f32);
+        if (column + c < p.V) store_at(p.o, offset + (column + c) * p.o.strides[3], o);
+      }
+    }
+    if (token + 1 < segment.end) __syncthreads();  // channels, partial sums and v may be written again
+  }
+  if (!is_whole) {
+    store_tile(p, p.state, slot, hv, own, S);
+  } else if (p.state.dtype == FW_F32) {
+    store_vectors(static_cast<float *>(p.state.data) + first, at, S);
+  } else if (p.state.dtype == FW_BF16) {
+    store_vectors(static_cast<__nv_bfloat16 *>(p.state.data) + first, at, S);
+  } else {
+    store_vectors(static_cast<__half *>(p.state.data) + first, at, S);
+  }
+}
+
+// Whether every thread's 4 columns (KV) or 8 rows (VK) lie side by side at an address that 4 elements divide.
+bool is_vector(const Problem &p) {
+  const fw_tensor &t = p.state;
+  const int64_t width = pad_to(p.V, kStatePad);
+  if (t.ndim == 3) return t.strides[2] == 1 && t.strides[0] % 4 == 0 && t.strides[1] % 4 == 0 && width % 4 == 0;
+  return t.strides[3] == 1 && t.strides[2] % 4 == 0 && t.strides[1] % 4 == 0 && t.strides[0] % 4 == 0;
+}
+
+struct Launch {
+  template <fw_gate kGate, fw_erase kErase>
+  static void run(const Problem &p, const StepPlan &plan) {
+    const int64_t blocks = p.N * p.HV * plan.panels;
+    step<kGate, kErase><<<static_cast<uint32_t>(blocks), kStepThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, plan);
+  }
+};
+
+}  // namespace
+
+void launch_step(const Problem &p) {
+  StepPlan plan = {};
+  plan.lanes = p.K <= 64 ? 16 : 8;
+  plan.panels = static_cast<int32_t>((p.V + kColumnsOwned * plan.lanes - 1) / (kColumnsOwned * plan.lanes));
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p.state.data);
+  plan.is_vector = is_vector(p) && address % static_cast<uintptr_t>(4 * dtype_size(p.state.dtype)) == 0;
+  dispatch_axes<Launch>(p, p, plan);
+}
+
+}  // namespace fw::recurrence
