@@ -28,8 +28,9 @@ void dispatch_axes(const Problem &p, const Args &...args) {
 // Forward and step of every row. divisors: [B,T,H] of the normaliser or nullptr; saved: see saved.hpp, or nullptr.
 void launch_recurrent(const Problem &p, const float *divisors, float *saved);
 
-// Step of a call without a normaliser or sub-steps and with K up to 128.
+// Step of a call that cuda_step_accepts.
 void launch_step(const Problem &p);
+int64_t step_panel(int64_t K);  // columns of one block, K = 64 or 128
 
 // The normaliser of linear_attn: divisors [B,T,H] of every token, the final sum of keys, and, when sums is given, the sum of
 // keys after every token [B,T,H,K].

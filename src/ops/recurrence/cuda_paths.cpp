@@ -24,8 +24,14 @@ bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reas
   if (!cuda_accepts(context, p, reason)) return false;
   if (p.has_normalizer) return reason.refuse("the normaliser is asked for");
   if (p.n_sub != 1) return reason.refuse("n_sub is %lld", static_cast<long long>(p.n_sub));
-  if (p.K > 128) return reason.refuse("K is %lld, this has 128 channels", static_cast<long long>(p.K));
-  return true;
+  if (p.K != 64 && p.K != 128) return reason.refuse("K is %lld, this computes 64 and 128", static_cast<long long>(p.K));
+  const int64_t panel = p.K == 64 ? 64 : 32;  // step_panel, which a build without CUDA lacks
+  if (p.V % panel != 0) return reason.refuse("V is %lld, at this K a multiple of %lld is needed", static_cast<long long>(p.V), static_cast<long long>(panel));
+  const fw_tensor &t = p.state;
+  const int32_t last = t.ndim - 1;
+  bool is_aligned = t.strides[last] == 1 && reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(4 * dtype_size(t.dtype)) == 0;
+  for (int32_t i = 0; i < last; ++i) is_aligned = is_aligned && t.strides[i] % 4 == 0;
+  return is_aligned || reason.refuse("the state's last dimension is not dense, or its rows do not start at multiples of 4 elements");
 }
 uint64_t cuda_step_workspace(const fw_context &, const Problem &) { return 0; }
 

@@ -52,8 +52,9 @@ __global__ void __launch_bounds__(kThreads, 2) recurrent(const __grid_constant__
                                                       const float *divisors, float *saved) {
   extern __shared__ float4 memory[];
   const Shared<kGate, kErase> shared(l, reinterpret_cast<float *>(memory));
-  const int32_t panel = static_cast<int32_t>(blockIdx.x % l.count);
-  const int64_t hv = blockIdx.x / l.count % p.HV, n = blockIdx.x / l.count / p.HV;
+  const BlockPlace block = place_of_block(p, l.count, blockIdx.x);
+  const int32_t panel = block.panel;
+  const int64_t hv = block.hv, n = block.n;
   const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
   const int64_t begin = segment.begin * p.n_sub, end = segment.end * p.n_sub;
   const bool is_step = p.direction == FW_STEP, has_output = given(p.o);
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, 2) recurrent(const __grid_constant__
       save_tile(p, saved_slot_at(p, n, begin) + (row - begin) / kSegmentRows, hv, own, S, saved);
     }
     __syncthreads();  // every thread is done with the rows before
-    pack_rows<kGate, kErase>(p, l, {segment.batch, row, hv, count}, panel, shared.rows);
+    pack_rows<kGate, kErase>(p, l, {segment.batch, row, hv, block.h, count}, panel, shared.rows);
     row_products<kErase>(l, shared.rows, count, shared.qk, shared.qb);
     __syncthreads();  // the rows are there
     for (int i = 0; i < count; ++i, buffer ^= 1) {
@@ -98,9 +99,11 @@ __global__ void __launch_bounds__(kThreads, 2) recurrent(const __grid_constant__
       collect_sums<kErase, kWarps>(l.lanes, own.lane, partial, sums);
       const float4 v = reinterpret_cast<const float4 *>(rows.u + i * l.value_pitch())[own.lane];
       write_tile<kErase>(rows.k + at, rows.b + at, sums, v, u, S);
-      if (!stores_output || (row + i) % p.n_sub != p.n_sub - 1) continue;
-      const int64_t token = (row + i) / p.n_sub, offset = head_offset(p.o, segment.batch, token, hv);
-      const float divisor = divisors ? divisors[(segment.batch * p.T + token) * p.H + hv / p.group()] : 1.0f;
+      if (!stores_output) continue;
+      const TokenPlace place = place_of(p, row + i);
+      if (place.sub != p.n_sub - 1) continue;
+      const int64_t offset = head_offset(p.o, segment.batch, place.token, hv);
+      const float divisor = divisors ? divisors[(segment.batch * p.T + place.token) * p.H + block.h] : 1.0f;
 #pragma unroll
       for (int c = 0; c < kColumnsOwned; ++c) {
         float o = row_output<kErase>(sums, u, c, shared.qk[i], shared.qb[i], p.scale_f32);

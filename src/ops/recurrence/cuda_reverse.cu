@@ -52,9 +52,10 @@ struct ReverseShared {
 __device__ __noinline__ void load_d_o(const Problem &p, const Panels &l, const RowRange &r, int32_t panel, const float *divisors, float *to) {
 #pragma unroll 1
   for (int i = threadIdx.x / 32; i < r.rows; i += kWarps) {
-    const int64_t row = r.first + i, token = row / p.n_sub, first = static_cast<int64_t>(panel) * l.width();
-    const bool is_read = given(p.d_o) && row % p.n_sub == p.n_sub - 1;
-    const float divisor = divisors ? divisors[(r.batch * p.T + token) * p.H + r.hv / p.group()] : 1.0f;
+    const TokenPlace place = place_of(p, r.first + i);
+    const int64_t token = place.token, first = static_cast<int64_t>(panel) * l.width();
+    const bool is_read = given(p.d_o) && place.sub == p.n_sub - 1;
+    const float divisor = divisors ? divisors[(r.batch * p.T + token) * p.H + r.h] : 1.0f;
     const int64_t offset = is_read ? head_offset(p.d_o, r.batch, token, r.hv) : 0;
     for (int c = threadIdx.x % 32; c < l.value_pitch(); c += 32) {
       const bool is_there = is_read && c < l.width() && first + c < p.V;
@@ -225,7 +226,7 @@ __device__ __noinline__ void store_values(const Problem &p, const Panels &l, con
                                     int64_t first_out, const RowGradients &out) {
 #pragma unroll 1
   for (int i = threadIdx.x / 32; i < r.rows; i += kWarps) {
-    const int64_t row = r.first + i, token = row / p.n_sub, first = static_cast<int64_t>(panel) * l.width();
+    const int64_t row = r.first + i, token = place_of(p, row).token, first = static_cast<int64_t>(panel) * l.width();
     const float beta = kIsShared<kErase> ? load_beta(p, r.batch, row, r.hv) : 1.0f;
     const bool has_gate = kIsShared<kErase> && given(p.write_gate);
     const int64_t from = head_offset(p.v, r.batch, row, r.hv), to = head_offset(p.dv, r.batch, row, r.hv);
@@ -305,15 +306,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksTogether)
   float4 *states = reinterpret_cast<float4 *>(out.states) + static_cast<int64_t>(blockIdx.x) * chunks * kRowsOwned * kThreads;
   const int64_t items = p.N * p.HV * l.count;
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const int32_t panel = static_cast<int32_t>(item % l.count);
-    const int64_t hv = item / l.count % p.HV, n = item / l.count / p.HV;
+    const BlockPlace block = place_of_block(p, l.count, static_cast<uint32_t>(item));
+    const int32_t panel = block.panel;
+    const int64_t hv = block.hv, n = block.n;
     const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
     const int64_t begin = segment.begin * p.n_sub, end = segment.end * p.n_sub;
     const Owner own(l, panel);
     Tile S, dS;
     load_tile(p, p.d_final_state, n, hv, own, dS);
     const auto range = [&](int64_t first) {
-      return RowRange{segment.batch, first, hv, end - first < l.rows ? static_cast<int32_t>(end - first) : l.rows};
+      return RowRange{segment.batch, first, hv, block.h, end - first < l.rows ? static_cast<int32_t>(end - first) : l.rows};
     };
     for (int64_t segments = (end - begin + kSegmentRows - 1) / kSegmentRows, i = segments - 1; i >= 0; --i) {
       const int64_t first = begin + i * kSegmentRows, rows = end - first < kSegmentRows ? end - first : kSegmentRows;

@@ -35,11 +35,33 @@ struct PackedRows {
   }
 };
 
-// Where packed rows lie: rows count sub-steps, from `first` of batch entry `batch`.
+// Where packed rows lie: rows count sub-steps, from `first` of batch entry `batch`; h is the query/key head of hv.
 struct RowRange {
-  int64_t batch, first, hv;
+  int64_t batch, first, hv, h;
   int32_t rows;
 };
+
+// The token and sub-step of a row. 64-bit divisions take about 100 instructions, so the common case makes none.
+struct TokenPlace {
+  int64_t token;
+  int32_t sub;
+};
+__device__ inline TokenPlace place_of(const Problem &p, int64_t row) {
+  if (p.n_sub == 1) return {row, 0};
+  const int64_t token = row / p.n_sub;
+  return {token, static_cast<int32_t>(row - token * p.n_sub)};
+}
+
+// Which sequence, value head and panel a block works on. 32-bit: cuda_accepts allows fewer than 2^31 of them.
+struct BlockPlace {
+  int64_t n, hv, h;
+  int32_t panel;
+};
+__device__ inline BlockPlace place_of_block(const Problem &p, int32_t panels, uint32_t item) {
+  const uint32_t head = item / panels, heads = static_cast<uint32_t>(p.HV), n = head / heads, hv = head - n * heads;
+  const uint32_t group = heads / static_cast<uint32_t>(p.H);
+  return {n, hv, hv / group, static_cast<int32_t>(item - head * panels)};
+}
 
 __device__ inline int64_t head_offset(const fw_tensor &t, int64_t batch, int64_t row, int64_t head) {
   return batch * t.strides[0] + row * t.strides[1] + head * t.strides[2];
@@ -59,34 +81,42 @@ __device__ inline float inverse_length(const fw_tensor &t, int64_t offset, int64
   return static_cast<float>(rsqrt(cuda::warp_sum(sum) + 1e-6));
 }
 
-__device__ __noinline__ inline float log_decay(const Problem &p, int64_t hv, int64_t d, float x) {
-  if (p.gate_input == FW_GATE_INPUT_LOG_DECAY) return x;
+__device__ __noinline__ inline float activated_decay(const Problem &p, int64_t hv, int64_t d, float x) {
   const float a_log = given(p.a_log) ? load_at(p.a_log, hv * p.a_log.strides[0]) : 0.0f;
   const int64_t column = p.gate == FW_GATE_VECTOR ? d * p.dt_bias.strides[1] : 0;
   const float dt_bias = given(p.dt_bias) ? load_at(p.dt_bias, hv * p.dt_bias.strides[0] + column) : 0.0f;
   return cuda::activate_gate({p.gate_input, p.gate_normalizer, p.gate_lower_bound}, x, a_log, dt_bias);
 }
 
-// beta itself of a row; 1 when absent.
-__device__ __noinline__ inline float load_beta(const Problem &p, int64_t batch, int64_t row, int64_t hv) {
-  if (!given(p.beta)) return 1.0f;
-  const float x = load_at(p.beta, head_offset(p.beta, batch, row, hv));
-  if (p.beta_input == FW_BETA_INPUT_PLAIN) return x;
+__device__ inline float log_decay(const Problem &p, int64_t hv, int64_t d, float x) {
+  return p.gate_input == FW_GATE_INPUT_LOG_DECAY ? x : activated_decay(p, hv, d, x);
+}
+
+// exp(g) of retention and lightning, rounded once: it is the same for every token, so an error of expf would add up.
+__device__ __noinline__ inline float fixed_decay(const Problem &p, int64_t hv) { return static_cast<float>(exp(fixed_gate(p, hv))); }
+
+__device__ __noinline__ inline float activated_beta(const Problem &p, float x) {
   const int32_t kind = p.beta_input == FW_BETA_INPUT_SIGMOID ? FW_GATE_KIND_BETA : FW_GATE_KIND_BETA_TWICE;
   return cuda::activate_gate({kind, 0, 0}, x, 0, 0);
+}
+// beta itself of a row; 1 when absent.
+__device__ inline float load_beta(const Problem &p, int64_t batch, int64_t row, int64_t hv) {
+  if (!given(p.beta)) return 1.0f;
+  const float x = load_at(p.beta, head_offset(p.beta, batch, row, hv));
+  return p.beta_input == FW_BETA_INPUT_PLAIN ? x : activated_beta(p, x);
 }
 
 // What follows works on one row by one warp and is not inlined: compiled once for all instances, not 12 times.
 
 // exp(g), spread over the channels for a scalar gate too.
-__device__ __noinline__ inline void pack_decay(const Problem &p, int pitch, int64_t batch, int64_t row, int64_t hv, float *decay) {
+__device__ __noinline__ inline void pack_decay(const Problem &p, int pitch, int64_t batch, TokenPlace at, int64_t hv, float *decay) {
   const int lane = threadIdx.x % 32;
-  const int64_t token = row / p.n_sub;
+  const int64_t token = at.token;
   if (p.gate == FW_GATE_SCALAR) {
     float e = 1.0f;
     if (p.has_fixed_gate) {
-      e = static_cast<float>(exp(fixed_gate(p, hv)));  // the same for every token: a rounding error would add up
-    } else if (row % p.n_sub == 0) {
+      e = fixed_decay(p, hv);
+    } else if (at.sub == 0) {
       e = expf(log_decay(p, hv, 0, load_at(p.g, head_offset(p.g, batch, token, hv))));
     }
     for (int d = lane; d < pitch; d += 32) decay[d] = e;
@@ -117,15 +147,17 @@ __device__ __noinline__ inline void multiply_row(const float *from, float factor
 // One warp a row. The block synchronises before the rows are read.
 template <fw_gate kGate, fw_erase kErase>
 __device__ __noinline__ inline void pack_rows(const Problem &p, const Panels &l, const RowRange &r, int32_t panel, const PackedRows &to) {
-  const int64_t h = r.hv / p.group();
+  const int64_t h = r.h;
   const int K = static_cast<int>(p.K), pitch = l.pitch;
   for (int i = threadIdx.x / 32; i < r.rows; i += kWarps) {
-    const int64_t row = r.first + i, token = row / p.n_sub;
+    const int64_t row = r.first + i;
+    const TokenPlace place = place_of(p, row);
+    const int64_t token = place.token;
     float *q = to.q + i * pitch, *k = to.k + i * pitch, *u = to.u + i * l.value_pitch();
-    const bool is_read = row % p.n_sub == p.n_sub - 1;  // o of a token is read after its last sub-step
+    const bool is_read = place.sub == p.n_sub - 1;  // o of a token is read after its last sub-step
     pack_row(p.q, is_read ? head_offset(p.q, r.batch, token, h) : 0, is_read ? K : 0, pitch, is_read && p.has_l2norm, q);
     pack_row(p.k, head_offset(p.k, r.batch, row, h), K, pitch, p.has_l2norm, k);
-    if constexpr (kGate != FW_GATE_NONE) pack_decay(p, pitch, r.batch, row, r.hv, to.decay + i * pitch);
+    if constexpr (kGate != FW_GATE_NONE) pack_decay(p, pitch, r.batch, place, r.hv, to.decay + i * pitch);
     const int64_t first = static_cast<int64_t>(panel) * l.width(), rest = p.V - first;
     const int columns = rest < l.width() ? static_cast<int>(rest) : l.width();
     pack_row(p.v, head_offset(p.v, r.batch, row, r.hv) + first * p.v.strides[3], columns, l.value_pitch(), false, u);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode on CUDA: a few tokens of each sequence against a state in place, K up to 128. Every row; no normaliser.
+// Decode on CUDA: a few tokens of each sequence against a state in place. Every row; K = 64 or 128, whole panels of columns, a
+// state whose rows can be read 4 elements at a time; no normaliser.
 //
 // Plan: grid (sequence, value head, value panel), 128 threads; 16 or 8 lanes by 8 or 16 groups of 8 state rows, so a panel is
-// 64 columns up to K = 64 and 32 up to 128, 16 KB of fp32 state a block: one head spreads over 4 blocks and a batch of 1 over
-// the whole device. The panel is read once with 16-byte accesses (8 a thread, all in flight before anything is used), stays in
+// 64 columns at K = 64 and 32 at 128, 16 KB of fp32 state a block: one head spreads over 4 blocks and a batch of 1 over the
+// whole device. The panel is read once with 16-byte accesses (8 a thread, all in flight before anything is used), stays in
 // registers (8 x 4 a thread) over all tokens, and is written once. One thread a channel brings a token's q, k, e, b and exp(g)
 // to shared memory. Two barriers a token: the channels are there; the warps' partial sums are there. Shared memory: 5 x 512 B of
-// channels, 2 x 4 warps of partial sums, under 5 KB. Registers: at most 80, so that 6 blocks (96 KB of state in flight) fit.
+// channels, 4 warps of partial sums, 5 KB. Registers: at most 80, so that 6 blocks (96 KB of state in flight) fit. What a call
+// seldom needs (activations, norms) is not inlined: the kernel's length decides how long a batch of 1 takes.
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_tile.cuh"
 
@@ -16,8 +18,7 @@ namespace {
 constexpr int kStepThreads = 128, kStepWarps = kStepThreads / 32, kChannels = 128;
 
 struct StepPlan {
-  int32_t lanes, panels;   // threads a state row, panels a head
-  bool is_vector;          // 16 bytes of state at a time
+  int32_t lanes, panels;  // threads a state row, panels a head
 };
 
 // A token's channels, and what its warps reduced.
@@ -100,9 +101,8 @@ __device__ inline void store_vectors(T *to, const StatePlace &at, const Tile &S)
 // The token's operands, one thread a channel, columns of v by the first threads. Factors of 1 / length are applied by
 // `normalize`. Ends without a barrier.
 template <fw_gate kGate, fw_erase kErase>
-__device__ inline void load_channels(const Problem &p, int64_t batch, int64_t token, int64_t hv, int64_t first_column, int width,
-                                     StepShared &s) {
-  const int64_t h = hv / p.group();
+__device__ inline void load_channels(const Problem &p, int64_t batch, int64_t token, int64_t hv, int64_t h, int64_t first_column,
+                                     int width, StepShared &s) {
   const int d = threadIdx.x, warp = threadIdx.x / 32;
   const bool is_inside = d < p.K;
   const auto load = [&](const fw_tensor &t) {
@@ -126,19 +126,15 @@ __device__ inline void load_channels(const Problem &p, int64_t batch, int64_t to
     s.decay[d] = is_inside ? expf(log_decay(p, hv, d, load_at(p.g, at))) : 0.0f;
   }
   if constexpr (kGate == FW_GATE_SCALAR) {
-    s.decay[d] = p.has_fixed_gate ? static_cast<float>(exp(fixed_gate(p, hv)))
+    s.decay[d] = p.has_fixed_gate ? fixed_decay(p, hv)
                                   : expf(log_decay(p, hv, 0, load_at(p.g, head_offset(p.g, batch, token, hv))));
   }
   if (d < width) {
-    float v = 0;
-    if (first_column + d < p.V) {
-      v = load_at(p.v, head_offset(p.v, batch, token, hv) + (first_column + d) * p.v.strides[3]);
-      if (kIsShared<kErase> && given(p.write_gate)) {
-        v *= load_at(p.write_gate, head_offset(p.write_gate, batch, token, hv) + (first_column + d) * p.write_gate.strides[3]);
-      }
-      v *= beta;
+    float v = load_at(p.v, head_offset(p.v, batch, token, hv) + (first_column + d) * p.v.strides[3]);
+    if (kIsShared<kErase> && given(p.write_gate)) {
+      v *= load_at(p.write_gate, head_offset(p.write_gate, batch, token, hv) + (first_column + d) * p.write_gate.strides[3]);
     }
-    s.v[d] = v;
+    s.v[d] = v * beta;
   }
   const float qk = cuda::warp_sum(q * k), qb = kErase == FW_ERASE_INDEPENDENT ? cuda::warp_sum(q * b) : 0.0f;
   if (d % 32 == 0) s.dots[0][warp] = qk, s.dots[1][warp] = qb;
@@ -174,8 +170,9 @@ template <fw_gate kGate, fw_erase kErase>
 __global__ void __launch_bounds__(kStepThreads, 6) step(const __grid_constant__ Problem p, const __grid_constant__ StepPlan plan) {
   __shared__ StepShared s;
   const int lane = threadIdx.x % plan.lanes, row = threadIdx.x / plan.lanes * kRowsOwned, width = kColumnsOwned * plan.lanes;
-  const int32_t panel = static_cast<int32_t>(blockIdx.x % plan.panels);
-  const int64_t hv = blockIdx.x / plan.panels % p.HV, n = blockIdx.x / plan.panels / p.HV;
+  const BlockPlace block = place_of_block(p, plan.panels, blockIdx.x);
+  const int32_t panel = block.panel;
+  const int64_t hv = block.hv, n = block.n;
   const int64_t first_column = static_cast<int64_t>(panel) * width, column = first_column + kColumnsOwned * lane;
   const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
   int64_t slot = n;
@@ -186,20 +183,15 @@ __global__ void __launch_bounds__(kStepThreads, 6) step(const __grid_constant__ 
   if (slot < 0 || segment.begin == segment.end) {
     for (int64_t token = segment.begin; row == 0 && token < segment.end; ++token) {
       for (int c = 0; c < kColumnsOwned; ++c) {
-        if (column + c < p.V) store_at(p.o, head_offset(p.o, segment.batch, token, hv) + (column + c) * p.o.strides[3], 0.0f);
+        store_at(p.o, head_offset(p.o, segment.batch, token, hv) + (column + c) * p.o.strides[3], 0.0f);
       }
     }
     return;
   }
   const StatePlace at = find_state(p, p.state, slot, hv);
   const int64_t first = at.base + row * at.row + column * at.column;
-  const bool is_whole = plan.is_vector && row + kRowsOwned <= p.K && column + kColumnsOwned <= p.V;
-  Owner own(Panels{plan.lanes, plan.panels, 1, kChannels}, panel);
-  own.row = row;
   Tile S;
-  if (!is_whole) {
-    load_tile(p, p.state, slot, hv, own, S);
-  } else if (p.state.dtype == FW_F32) {
+  if (p.state.dtype == FW_F32) {
     load_vectors(static_cast<const float *>(p.state.data) + first, at, S);
   } else if (p.state.dtype == FW_BF16) {
     load_vectors(static_cast<const __nv_bfloat16 *>(p.state.data) + first, at, S);
@@ -207,7 +199,7 @@ __global__ void __launch_bounds__(kStepThreads, 6) step(const __grid_constant__ 
     load_vectors(static_cast<const __half *>(p.state.data) + first, at, S);
   }
   for (int64_t token = segment.begin; token < segment.end; ++token) {
-    load_channels<kGate, kErase>(p, segment.batch, token, hv, first_column, width, s);
+    load_channels<kGate, kErase>(p, segment.batch, token, hv, block.h, first_column, width, s);
     if (p.has_l2norm) normalize<kErase>(p, s);
     __syncthreads();  // the channels are there
     RowSums sums;
@@ -223,28 +215,18 @@ __global__ void __launch_bounds__(kStepThreads, 6) step(const __grid_constant__ 
 #pragma unroll
       for (int c = 0; c < kColumnsOwned; ++c) {
         const float o = row_output<kErase>(sums, u, c, qk, qb, p.scale_f32);
-        if (column + c < p.V) store_at(p.o, offset + (column + c) * p.o.strides[3], o);
+        store_at(p.o, offset + (column + c) * p.o.strides[3], o);
       }
     }
     if (token + 1 < segment.end) __syncthreads();  // channels, partial sums and v may be written again
   }
-  if (!is_whole) {
-    store_tile(p, p.state, slot, hv, own, S);
-  } else if (p.state.dtype == FW_F32) {
+  if (p.state.dtype == FW_F32) {
     store_vectors(static_cast<float *>(p.state.data) + first, at, S);
   } else if (p.state.dtype == FW_BF16) {
     store_vectors(static_cast<__nv_bfloat16 *>(p.state.data) + first, at, S);
   } else {
     store_vectors(static_cast<__half *>(p.state.data) + first, at, S);
   }
-}
-
-// Whether every thread's 4 columns (KV) or 8 rows (VK) lie side by side at an address that 4 elements divide.
-bool is_vector(const Problem &p) {
-  const fw_tensor &t = p.state;
-  const int64_t width = pad_to(p.V, kStatePad);
-  if (t.ndim == 3) return t.strides[2] == 1 && t.strides[0] % 4 == 0 && t.strides[1] % 4 == 0 && width % 4 == 0;
-  return t.strides[3] == 1 && t.strides[2] % 4 == 0 && t.strides[1] % 4 == 0 && t.strides[0] % 4 == 0;
 }
 
 struct Launch {
@@ -257,12 +239,12 @@ struct Launch {
 
 }  // namespace
 
+int64_t step_panel(int64_t K) { return K == 64 ? 64 : 32; }
+
 void launch_step(const Problem &p) {
   StepPlan plan = {};
-  plan.lanes = p.K <= 64 ? 16 : 8;
-  plan.panels = static_cast<int32_t>((p.V + kColumnsOwned * plan.lanes - 1) / (kColumnsOwned * plan.lanes));
-  const uintptr_t address = reinterpret_cast<uintptr_t>(p.state.data);
-  plan.is_vector = is_vector(p) && address % static_cast<uintptr_t>(4 * dtype_size(p.state.dtype)) == 0;
+  plan.lanes = static_cast<int32_t>(step_panel(p.K)) / kColumnsOwned;
+  plan.panels = static_cast<int32_t>(p.V / step_panel(p.K));
   dispatch_axes<Launch>(p, p, plan);
 }
 
