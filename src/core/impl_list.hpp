@@ -60,7 +60,7 @@ fw_status choose(const char *op, const fw_context &context, const Problem &probl
     *chosen = only;
     return FW_OK;
   }
-  char all[800] = "";
+  char all[1600] = "";
   size_t length = 0;
   for (int32_t i = 0; i < n_impls; ++i) {
     if (impls[i].accepts(context, problem, reason)) {

@@ -6,7 +6,7 @@
 
 namespace fw {
 namespace {
-thread_local char t_error[1024] = "";
+thread_local char t_error[2048] = "";
 thread_local const char *t_impl = "";
 }  // namespace
 

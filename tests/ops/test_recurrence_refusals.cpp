@@ -57,7 +57,7 @@ void expect_refusals(const std::vector<Refusal> &all) {
 
 TEST(Refusals, Settings) {
   expect_refusals({
-      {"recurrence: desc.struct_size is 4, expected 2128 (allowed 8 to 16384)", FW_FORWARD, kda(),
+      {"recurrence: desc.struct_size is 4, expected 2136 (allowed 8 to 16384)", FW_FORWARD, kda(),
        [](Call &c) { c.desc.struct_size = 4; }},
       {"recurrence: op is 15, allowed 0 to 14", FW_FORWARD, kda(), [](Call &c) { c.desc.op = 15; }},
       {"recurrence: op is -1, allowed 0 to 14", FW_FORWARD, kda(), [](Call &c) { c.desc.op = -1; }},
@@ -69,8 +69,6 @@ TEST(Refusals, Settings) {
        [](Call &c) { c.desc.gate = 2; }},
       {"kda: form is 4, allowed 0 to 3", FW_FORWARD, kda(), [](Call &c) { c.desc.form = 4; }},
       {"kda: device is 7, allowed 0 to 1", FW_FORWARD, kda(), [](Call &c) { c.desc.device = 7; }},
-      {"kda: device is cuda, this build has cpu", FW_FORWARD, kda(), [](Call &c) { c.desc.device = FW_DEVICE_CUDA; },
-       FW_UNSUPPORTED},
       {"kda: state_layout is 2, allowed 0 to 1", FW_FORWARD, kda(),
        [](Call &c) { c.desc.state_layout = FW_STATE_OPAQUE; }},
       {"kda: normalizer is 2, allowed 0 to 1", FW_FORWARD, kda(), [](Call &c) { c.desc.normalizer = 2; }},
@@ -377,6 +375,29 @@ TEST(Refusals, OpaqueState) {
   EXPECT_NE(std::string(fw_last_error()).find("kda: state has shape [4,4,"), std::string::npos) << fw_last_error();
 }
 
+// Host memory is refused on CUDA: by every candidate where there is no device, by its address where there is one.
+TEST(Refusals, HostMemoryOnCuda) {
+  const Context free("");
+  for (fw_direction direction : {FW_FORWARD, FW_STEP}) {
+    Call call(kda(), rounded_operands(kda(), direction == FW_STEP), direction);
+    call.desc.device = FW_DEVICE_CUDA;
+    std::vector<unsigned char> workspace(1 << 20);
+    const fw_status status = direction == FW_FORWARD
+                                 ? fw_recurrence_forward(free.get(), &call.desc, workspace.data(), workspace.size())
+                                 : fw_recurrence_step(free.get(), &call.desc, workspace.data(), workspace.size());
+    const std::string error = fw_last_error();
+    if (status == FW_INVALID_ARGUMENT) {
+      EXPECT_NE(error.find("kda: q is memory of the host, expected memory of CUDA device"), std::string::npos) << error;
+    } else {
+      EXPECT_EQ(status, FW_UNSUPPORTED);
+      EXPECT_NE(error.find("kda: no implementation accepts this call ("), std::string::npos) << error;
+      EXPECT_NE(error.find("cuda_portable: "), std::string::npos) << error;
+      EXPECT_NE(error.find("cpu_baseline_recurrent: device is cuda"), std::string::npos) << error;
+    }
+    for (const auto &[name, buffer] : call.outputs) EXPECT_TRUE(buffer->is_unchanged()) << name;
+  }
+}
+
 // A forced implementation that refuses says why; free choice lists every refusal; explain lists all candidates.
 TEST(Refusals, Implementations) {
   const std::string best = cpu_impls("chunk")[0], recurrent = cpu_impls("recurrent")[0];
@@ -394,7 +415,8 @@ TEST(Refusals, Implementations) {
   const Context free("");
   call.desc.form = FW_FORM_PARALLEL;
   EXPECT_EQ(fw_recurrence_workspace_size(free.get(), &call.desc, FW_BACKWARD, &bytes), FW_UNSUPPORTED);
-  EXPECT_NE(std::string(fw_last_error()).find("kda: no implementation accepts this call (cpu_"), std::string::npos);
+  EXPECT_NE(std::string(fw_last_error()).find("kda: no implementation accepts this call (cuda_portable: device is cpu; cpu_"), std::string::npos)
+      << fw_last_error();
   EXPECT_NE(std::string(fw_last_error()).find("form is parallel"), std::string::npos) << fw_last_error();
 
   call.desc.form = FW_FORM_AUTO;
