@@ -81,6 +81,7 @@ fw_status read_settings(const fw_recurrence &d, fw_direction direction, Problem 
   p->gate_normalizer = d.gate_normalizer == 0 ? 16 : d.gate_normalizer;
   p->gate_lower_bound = d.gate_lower_bound == 0 ? -5 : d.gate_lower_bound;
   p->g_min = d.g_min;
+  p->is_batch_invariant = d.options & FW_BATCH_INVARIANT;
   const int64_t num_layers = d.num_layers == 0 ? 1 : d.num_layers;
   if (row->op == FW_OP_LIGHTNING) {
     if (num_layers < 1 || d.layer_idx < 0 || d.layer_idx >= num_layers) {

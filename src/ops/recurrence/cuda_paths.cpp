@@ -114,8 +114,9 @@ fw_status check_alignment(const Problem &p, const char *name, const void *memory
               name);
 }
 
-// Where the memory lies, of one tensor of each kind that a caller could bring from elsewhere.
-fw_status check_places(const Problem &p, const void *workspace) {
+}  // namespace
+
+fw_status cuda_check_places(const Problem &p, const void *workspace) {
   const struct {
     const char *name;
     const fw_tensor &t;
@@ -127,8 +128,6 @@ fw_status check_places(const Problem &p, const void *workspace) {
   return check_alignment(p, "saved", p.saved);
 }
 
-}  // namespace
-
 uint64_t cuda_workspace(const fw_context &, const Problem &p) {
   if (p.direction == FW_BACKWARD && saved_bytes(p) == UINT64_MAX) return UINT64_MAX;
   Ledger ledger(nullptr);
@@ -138,7 +137,7 @@ uint64_t cuda_workspace(const fw_context &, const Problem &p) {
 }
 
 fw_status cuda_run(fw_context &, const Problem &p, void *memory) {
-  FW_TRY(check_places(p, memory));
+  FW_TRY(cuda_check_places(p, memory));
   Ledger ledger(memory);
   const Workspace w(ledger, p);
   float *saved = p.saved ? static_cast<float *>(p.saved) : w.saved;
@@ -151,7 +150,7 @@ fw_status cuda_run(fw_context &, const Problem &p, void *memory) {
 }
 
 fw_status cuda_step_run(fw_context &, const Problem &p, void *) {
-  FW_TRY(check_places(p, nullptr));
+  FW_TRY(cuda_check_places(p, nullptr));
   if (p.N > 0) launch_step(p);
   launch_clear(p, p.o, 1, p.V);
   return cuda::check_launches(p.op_name, "cuda_step");

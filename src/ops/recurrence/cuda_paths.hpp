@@ -10,6 +10,9 @@ bool cuda_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t cuda_workspace(const fw_context &context, const Problem &p);
 fw_status cuda_run(fw_context &context, const Problem &p, void *workspace);
 
+// Where the memory of a call lies, of one tensor of each kind that a caller could bring from elsewhere, and its alignment.
+fw_status cuda_check_places(const Problem &p, const void *workspace);
+
 // Decode.
 bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t cuda_step_workspace(const fw_context &context, const Problem &p);

@@ -34,6 +34,7 @@ struct Problem {
   bool has_fixed_gate;   // retention, lightning: g is fixed_gate(problem, hv), the tensor g absent
   double lightning_slope;// lightning: (8 / HV) (1 - layer_idx / num_layers)
   double g_min;          // 0: none
+  bool is_batch_invariant;
 
   // As the caller gave them. shape and strides are those of the comment in recurrence.h.
   fw_tensor q, k, v, a, b, p, erase_gate, write_gate, g, beta, a_log, dt_bias;

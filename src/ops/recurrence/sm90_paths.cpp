@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sm_90a forward: which calls it takes, and the call in the terms of its kernels.
+#include "ops/recurrence/sm90_paths.hpp"
+
+#include <math.h>
+
+#include "cuda/device.hpp"
+#include "ops/recurrence/cuda_launch.hpp"
+#include "ops/recurrence/cuda_paths.hpp"
+#include "ops/recurrence/sm90_forward.hpp"
+
+namespace fw::recurrence {
+namespace {
+
+constexpr uint64_t kAlign = 1024;  // of the kernels' workspace
+
+// What the descriptor asks for that these kernels do not do.
+const char *unsupported(const Problem &p) {
+  if (p.direction != FW_FORWARD) return "the direction is not forward";
+  if (p.form != FW_FORM_CHUNK) return "the form is not chunk";
+  if (p.saved) return "saved is given";
+  if (p.erase == FW_ERASE_INDEPENDENT || p.erase == FW_ERASE_SHARED_BEFORE) return "the erase is neither none nor shared and read after the decay";
+  if (given(p.p) || given(p.erase_gate) || given(p.write_gate)) return "p, erase_gate or write_gate is given";
+  if (p.erase != FW_ERASE_NONE && !given(p.beta)) return "beta is absent";
+  if (p.n_sub != 1 || p.has_normalizer) return "sub-steps or the normaliser are asked for";
+  if (p.has_l2norm) return "the L2 norm is asked for";
+  if (p.has_fixed_gate || p.gate_input != FW_GATE_INPUT_LOG_DECAY) return "the gate is made inside";
+  if (p.beta_input != FW_BETA_INPUT_PLAIN) return "beta is made inside";
+  if (p.q.dtype != FW_BF16 || p.v.dtype != FW_BF16) return "the operands are not bf16";
+  if (given(p.o) && p.o.dtype != FW_BF16) return "o is not bf16";
+  if (given(p.initial_state) && p.initial_state.dtype != FW_F32) return "initial_state is not fp32";
+  if (p.T == 0 || p.N == 0) return "there are no tokens or no sequences";
+  return nullptr;
+}
+
+bool is_dense(const fw_tensor &t) {
+  int64_t stride = 1;
+  for (int32_t i = t.ndim - 1; i >= 0; --i) {
+    if (t.shape[i] > 1 && t.strides[i] != stride) return false;
+    stride *= t.shape[i];
+  }
+  return true;
+}
+const char *unsupported_layout(const Problem &p) {
+  for (const fw_tensor *t : {&p.q, &p.k, &p.v, &p.o}) {
+    if (given(*t) && t->strides[3] != 1) return "the last dimension of q, k, v or o is not dense";
+  }
+  if (p.gate == FW_GATE_VECTOR && p.g.strides[3] != 1) return "the last dimension of g is not dense";
+  for (const fw_tensor *t : {&p.initial_state, &p.final_state, &p.cu_seqlens}) {
+    if (given(*t) && !is_dense(*t)) return "initial_state, final_state or cu_seqlens is not dense";
+  }
+  return nullptr;
+}
+
+Sm90Strides strides_of(const fw_tensor &t) { return {t.strides[0], t.strides[1], t.strides[2]}; }
+Sm90Real real_of(const fw_tensor &t) { return t.dtype == FW_F32 ? Sm90Real::kFloat32 : Sm90Real::kBfloat16; }
+
+Sm90Forward call_of(const Problem &p) {
+  Sm90Forward c = {};
+  c.gate = p.gate == FW_GATE_NONE ? Sm90Gate::kNone : p.gate == FW_GATE_SCALAR ? Sm90Gate::kScalar : Sm90Gate::kVector;
+  c.erase = p.erase == FW_ERASE_NONE ? Sm90Erase::kNone : Sm90Erase::kShared;
+  c.B = p.B, c.T = p.T, c.H = p.H, c.HV = p.HV, c.K = p.K, c.V = p.V, c.N = p.N;
+  c.cu_seqlens = given(p.cu_seqlens) ? p.cu_seqlens.data : nullptr;
+  c.cu_seqlens_64 = p.cu_seqlens.dtype == FW_I64;
+  c.q = p.q.data, c.k = p.k.data, c.v = p.v.data;
+  c.q_strides = strides_of(p.q), c.k_strides = strides_of(p.k), c.v_strides = strides_of(p.v);
+  c.g = given(p.g) ? p.g.data : nullptr;
+  c.beta = given(p.beta) ? p.beta.data : nullptr;
+  c.g_type = real_of(p.g), c.beta_type = real_of(p.beta);
+  c.g_strides = strides_of(p.g), c.beta_strides = strides_of(p.beta);
+  c.initial_state = given(p.initial_state) ? static_cast<const float *>(p.initial_state.data) : nullptr;
+  c.final_state = given(p.final_state) ? static_cast<float *>(p.final_state.data) : nullptr;
+  c.layout = p.state_layout == FW_STATE_VK ? Sm90Layout::kValueKey : Sm90Layout::kKeyValue;
+  c.o = p.o.data;
+  c.o_strides = strides_of(p.o);
+  c.scale = p.scale_f32;
+  c.g_min = p.g_min < 0 ? static_cast<float>(p.g_min) : -INFINITY;
+  c.batch_invariant = p.is_batch_invariant;
+  return c;
+}
+
+}  // namespace
+
+bool sm90_accepts(const fw_context &context, const Problem &p, Reason &reason) {
+  if (!cuda_accepts(context, p, reason) || !cuda::is_exactly(9, 0, reason)) return false;
+  if (const char *why = unsupported(p)) return reason.refuse("%s", why);
+  if (const char *why = unsupported_layout(p)) return reason.refuse("%s", why);
+  const char *why = sm90_forward_refusal(call_of(p));
+  return !why || reason.refuse("%s", why);
+}
+
+uint64_t sm90_workspace(const fw_context &, const Problem &p) { return sm90_forward_workspace(call_of(p)) + kAlign; }
+
+fw_status sm90_run(fw_context &, const Problem &p, void *memory) {
+  FW_TRY(cuda_check_places(p, memory));
+  const uintptr_t address = reinterpret_cast<uintptr_t>(memory), aligned = (address + kAlign - 1) / kAlign * kAlign;
+  const int error = sm90_forward_launch(call_of(p), reinterpret_cast<void *>(aligned), p.stream);
+  launch_clear(p, p.o, 1, p.V);
+  FW_TRY(cuda::check_launches(p.op_name, "sm90_chunk"));
+  if (error == 0) return FW_OK;
+  return fail(FW_DEVICE_ERROR, "%s: CUDA error %d (sm90_chunk)", p.op_name, error);
+}
+
+int64_t sm90_chunk_length() { return kSm90Chunk; }
+
+}  // namespace fw::recurrence
