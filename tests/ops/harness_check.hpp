@@ -74,7 +74,6 @@ inline std::vector<Path> paths(fw_direction direction) {
     if (direction == FW_BACKWARD) return {{"cuda_portable", FW_FORM_CHUNK}};
     if (direction == FW_FORWARD) all.push_back({"cuda_portable", FW_FORM_CHUNK});
     all.push_back({"cuda_portable", FW_FORM_RECURRENT});
-    if (direction == FW_STEP) all.push_back({"cuda_step", FW_FORM_RECURRENT});
     return all;
   }
   if (direction != FW_STEP) {

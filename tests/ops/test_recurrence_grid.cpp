@@ -80,6 +80,14 @@ void run_case(const Spec &spec, fw_direction direction, bool on_every_level) {
   }
 }
 
+void run_case_on(const Spec &spec, const std::string &impl) {
+  std::vector<int64_t> indices;
+  if (spec.seed % 2) {
+    for (int64_t n = 0; n < spec.N(); ++n) indices.push_back(n % 3 == 1 ? -1 : spec.N() + 1 - n);
+  }
+  Checked(spec, FW_STEP, indices).run(forced(impl), impl);
+}
+
 void run_grid(fw_direction direction, int64_t dtype) {
   for (const Spec &row : rows()) {
     for (int64_t regime = 0; regime < kRegimeCount; ++regime) {
@@ -121,6 +129,22 @@ TEST(Grid, LongSequences) {
       if (spec.n_sub > 1) spec.n_sub = 2;
       run_case(spec, FW_FORWARD, false);
       run_case(spec, FW_BACKWARD, false);
+    }
+  }
+}
+
+// The decode kernel of CUDA, which takes whole panels of columns and dense rows only.
+TEST(Grid, StepOfWholePanels) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  for (const Spec &row : rows()) {
+    for (int64_t i = 0; i < (is_full() ? 12 : 3); ++i) {
+      const int64_t dtype = FW_F32 + (row.op + i) % 3, regime = (row.op + row.gate + row.erase + i) % kRegimeCount;
+      Spec spec = draw(row, dtype, regime, 7000 + 100 * i + 10 * row.op + 3 * row.gate + row.erase + row.operands);
+      if (spec.n_sub > 1) continue;
+      Random random(static_cast<uint64_t>(spec.seed));
+      spec.K = random.chance(0.5) ? 64 : 128, spec.V = spec.K == 64 ? 64 * random.integer(1, 2) : 32 * random.integer(1, 4);
+      spec.T = pick(random, {1, 2, 7, 16}), spec.strides = 0, spec.normalizer = 0, spec.tail = 0;
+      run_case_on(spec, "cuda_step");
     }
   }
 }

@@ -108,34 +108,39 @@ __device__ inline void load_channels(const Problem &p, int64_t batch, int64_t to
   const auto load = [&](const fw_tensor &t) {
     return is_inside ? load_at(t, head_offset(t, batch, token, h) + d * t.strides[3]) : 0.0f;
   };
+  // every number in a register before any goes to shared memory: the loads then wait for global memory once, together
   const float q = load(p.q), k = load(p.k);
-  s.q[d] = q;
-  s.k[d] = k;
-  float x = 0, b = 0, source = 0, beta = 1;
-  if constexpr (kIsShared<kErase>) {
-    beta = load_beta(p, batch, token, hv);
-    source = given(p.p) ? load(p.p) : k;
-    x = source * beta;
-    if (given(p.erase_gate)) x *= load(p.erase_gate);
-  }
-  if constexpr (kErase == FW_ERASE_INDEPENDENT) x = load(p.a), b = load(p.b);
-  if constexpr (kErase != FW_ERASE_NONE) s.x[d] = x;
-  if constexpr (kErase == FW_ERASE_INDEPENDENT) s.b[d] = b;
+  const bool has_column = d < width;
+  const int64_t value = head_offset(p.v, batch, token, hv) + (first_column + d) * p.v.strides[3];
+  float v = has_column ? load_at(p.v, value) : 0.0f, x = 0, b = 0, source = k, gate = 1, write_gate = 1, beta = 1, decay = 1;
   if constexpr (kGate == FW_GATE_VECTOR) {
-    const int64_t at = head_offset(p.g, batch, token, hv) + d * p.g.strides[3];
-    s.decay[d] = is_inside ? expf(log_decay(p, hv, d, load_at(p.g, at))) : 0.0f;
+    decay = is_inside ? load_at(p.g, head_offset(p.g, batch, token, hv) + d * p.g.strides[3]) : 0.0f;
   }
   if constexpr (kGate == FW_GATE_SCALAR) {
-    s.decay[d] = p.has_fixed_gate ? fixed_decay(p, hv)
-                                  : expf(log_decay(p, hv, 0, load_at(p.g, head_offset(p.g, batch, token, hv))));
+    if (!p.has_fixed_gate) decay = load_at(p.g, head_offset(p.g, batch, token, hv));
   }
-  if (d < width) {
-    float v = load_at(p.v, head_offset(p.v, batch, token, hv) + (first_column + d) * p.v.strides[3]);
-    if (kIsShared<kErase> && given(p.write_gate)) {
-      v *= load_at(p.write_gate, head_offset(p.write_gate, batch, token, hv) + (first_column + d) * p.write_gate.strides[3]);
+  if constexpr (kIsShared<kErase>) {
+    if (given(p.beta)) beta = load_at(p.beta, head_offset(p.beta, batch, token, hv));
+    if (given(p.p)) source = load(p.p);
+    if (given(p.erase_gate)) gate = load(p.erase_gate);
+    if (given(p.write_gate) && has_column) {
+      write_gate = load_at(p.write_gate, head_offset(p.write_gate, batch, token, hv) + (first_column + d) * p.write_gate.strides[3]);
     }
-    s.v[d] = v * beta;
   }
+  if constexpr (kErase == FW_ERASE_INDEPENDENT) x = load(p.a), b = load(p.b);
+  if constexpr (kIsShared<kErase>) {
+    if (given(p.beta) && p.beta_input != FW_BETA_INPUT_PLAIN) beta = activated_beta(p, beta);
+    x = source * gate * beta;
+    v *= write_gate * beta;
+  }
+  if constexpr (kGate == FW_GATE_VECTOR) decay = is_inside ? expf(log_decay(p, hv, d, decay)) : 0.0f;
+  if constexpr (kGate == FW_GATE_SCALAR) decay = p.has_fixed_gate ? fixed_decay(p, hv) : expf(log_decay(p, hv, 0, decay));
+  s.q[d] = q;
+  s.k[d] = k;
+  if constexpr (kErase != FW_ERASE_NONE) s.x[d] = x;
+  if constexpr (kErase == FW_ERASE_INDEPENDENT) s.b[d] = b;
+  if constexpr (kGate != FW_GATE_NONE) s.decay[d] = decay;
+  if (has_column) s.v[d] = v;
   const float qk = cuda::warp_sum(q * k), qb = kErase == FW_ERASE_INDEPENDENT ? cuda::warp_sum(q * b) : 0.0f;
   if (d % 32 == 0) s.dots[0][warp] = qk, s.dots[1][warp] = qb;
   if (!p.has_l2norm) return;

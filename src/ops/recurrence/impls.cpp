@@ -106,8 +106,10 @@ Candidates candidates(fw_direction direction) {
 }
 
 int64_t chunk_length(const Impl<Problem> &impl, const Problem &p) {
+  if (strcmp(impl.name, "cuda_portable") == 0) return kSegmentRows / std::gcd(kSegmentRows, p.n_sub);  // the backward's
+  if (strcmp(impl.name, "sm90_chunk") == 0) return sm90_chunk_length();
   const size_t length = strlen(impl.name);
-  const bool is_chunk = p.device == FW_DEVICE_CPU && length > 6 && strcmp(impl.name + length - 6, "_chunk") == 0;
+  const bool is_chunk = length > 6 && strcmp(impl.name + length - 6, "_chunk") == 0;
   return is_chunk ? kChunk / std::gcd(kChunk, p.n_sub) : 1;
 }
 
