@@ -149,6 +149,28 @@ TEST(Grid, StepOfWholePanels) {
   }
 }
 
+// The sm_90a forward, which takes bf16 at K = V = 128 and makes no operand inside.
+TEST(Grid, ForwardOfSm90) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  for (const Spec &row : named_rows()) {
+    const recurrence::Row &facts = row_of(row);
+    if (facts.erase == FW_ERASE_INDEPENDENT || facts.erase == FW_ERASE_SHARED_BEFORE || facts.has_fixed_gate) continue;
+    if (row.n_sub > 1 || row.op == FW_OP_GDN2) continue;
+    for (int64_t regime = 0; regime < kRegimeCount; ++regime) {
+      for (int64_t i = 0; i < (is_full() ? 3 : 1); ++i) {
+        Spec spec = draw(row, FW_BF16, regime, 8000 + 100 * regime + 10 * row.op + i);
+        Random random(static_cast<uint64_t>(spec.seed));
+        spec.K = spec.V = 128, spec.T = pick(random, {1, 63, 64, 65, 130, 200, 257, 515});
+        if (spec.T < 8) spec.tail = 0;
+        spec.state_dtype = FW_F32, spec.o_dtype = FW_NONE, spec.gate_dtype = random.chance(0.3) && regime != kHold ? FW_BF16 : FW_F32;
+        spec.strides = 0, spec.normalizer = 0, spec.qk_norm = 0, spec.gate_input = 0, spec.parameters = 0, spec.beta_input = 0;
+        spec.form = FW_FORM_CHUNK;
+        Checked(spec, FW_FORWARD).run(forced("sm90_chunk"), "sm90_chunk");
+      }
+    }
+  }
+}
+
 // The references in fp32 pass the same limits.
 TEST(Grid, References) {
   const Context recurrent("reference_recurrent", 2), parallel("reference_parallel", 2);

@@ -415,7 +415,7 @@ TEST(Refusals, Implementations) {
   const Context free("");
   call.desc.form = FW_FORM_PARALLEL;
   EXPECT_EQ(fw_recurrence_workspace_size(free.get(), &call.desc, FW_BACKWARD, &bytes), FW_UNSUPPORTED);
-  EXPECT_NE(std::string(fw_last_error()).find("kda: no implementation accepts this call (cuda_portable: device is cpu; cpu_"), std::string::npos)
+  EXPECT_NE(std::string(fw_last_error()).find("cuda_portable: device is cpu; cpu_"), std::string::npos)
       << fw_last_error();
   EXPECT_NE(std::string(fw_last_error()).find("form is parallel"), std::string::npos) << fw_last_error();
 

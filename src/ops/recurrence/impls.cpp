@@ -7,6 +7,7 @@
 #include "ops/recurrence/cpu_table.hpp"
 #include "ops/recurrence/cuda_paths.hpp"
 #include "ops/recurrence/reference.hpp"
+#include "ops/recurrence/sm90_paths.hpp"
 
 namespace fw::recurrence {
 namespace {
@@ -69,6 +70,7 @@ bool accepts_reference(const fw_context &, const Problem &p, Reason &reason) {
 }
 
 constexpr Impl<Problem> kForward[] = {
+    {"sm90_chunk", sm90_accepts, sm90_workspace, nullptr, sm90_run},
     {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_chunk", accepts_chunk, chunk_forward),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_chunk", accepts_chunk, chunk_forward),

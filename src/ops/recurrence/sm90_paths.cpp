@@ -10,6 +10,9 @@
 #include "ops/recurrence/sm90_forward.hpp"
 
 namespace fw::recurrence {
+
+#if defined(FW_HAVE_CUDA)
+
 namespace {
 
 constexpr uint64_t kAlign = 1024;  // of the kernels' workspace
@@ -100,6 +103,14 @@ fw_status sm90_run(fw_context &, const Problem &p, void *memory) {
   if (error == 0) return FW_OK;
   return fail(FW_DEVICE_ERROR, "%s: CUDA error %d (sm90_chunk)", p.op_name, error);
 }
+
+#else
+
+bool sm90_accepts(const fw_context &context, const Problem &p, Reason &reason) { return cuda_accepts(context, p, reason); }
+uint64_t sm90_workspace(const fw_context &, const Problem &) { return UINT64_MAX; }
+fw_status sm90_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "sm90_chunk"); }
+
+#endif
 
 int64_t sm90_chunk_length() { return kSm90Chunk; }
 
