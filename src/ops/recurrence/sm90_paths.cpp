@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include <initializer_list>
+
 #include "cuda/device.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_paths.hpp"
