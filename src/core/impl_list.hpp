@@ -40,6 +40,11 @@ inline bool name_in_list(const char *names, const char *name) {
   return false;
 }
 
+// For an implementation whose tests have not all been seen to pass on a device: it runs for those who name it.
+inline bool is_forced(const fw_context &context, const char *name, Reason &reason) {
+  return name_in_list(context.force_impl, name) || reason.refuse("on trial: runs when it is forced by its name");
+}
+
 template <class Problem>
 const Impl<Problem> *forced(const fw_context &context, const Impl<Problem> *impls, int32_t n_impls) {
   for (int32_t i = 0; i < n_impls; ++i) {

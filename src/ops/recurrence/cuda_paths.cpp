@@ -21,7 +21,7 @@ bool cuda_accepts(const fw_context &, const Problem &p, Reason &reason) {
 }
 
 bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
-  if (!cuda_accepts(context, p, reason)) return false;
+  if (!cuda_accepts(context, p, reason) || !is_forced(context, "cuda_step", reason)) return false;
   if (p.has_normalizer) return reason.refuse("the normaliser is asked for");
   if (p.n_sub != 1) return reason.refuse("n_sub is %lld", static_cast<long long>(p.n_sub));
   if (p.K != 64 && p.K != 128) return reason.refuse("K is %lld, this computes 64 and 128", static_cast<long long>(p.K));
