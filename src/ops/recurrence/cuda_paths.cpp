@@ -120,7 +120,7 @@ fw_status cuda_check_places(const Problem &p, const void *workspace) {
   const struct {
     const char *name;
     const fw_tensor &t;
-  } tensors[] = {{"q", p.q}, {"v", p.v}, {"o", p.direction == FW_BACKWARD ? p.dq : p.o}, {"state", p.state},
+  } tensors[] = {{"q", p.q}, {"v", p.v}, {p.direction == FW_BACKWARD ? "dq" : "o", p.direction == FW_BACKWARD ? p.dq : p.o}, {"state", p.state},
                  {"initial_state", p.initial_state}, {"cu_seqlens", p.cu_seqlens}, {"state_indices", p.state_indices}};
   for (const auto &x : tensors) FW_TRY(cuda::check_memory(p.op_name, x.name, x.t));
   if (workspace) FW_TRY(cuda::check_memory(p.op_name, "workspace", workspace));
