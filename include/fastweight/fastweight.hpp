@@ -182,6 +182,15 @@ class Context {
   std::unique_ptr<fw_context, Destroy> owned_;
 };
 
+// One line a CUDA device, or "none" and why.
+inline Status try_cuda_devices(std::string &text) {
+  uint64_t needed = 0;
+  const Status status = fw_cuda_devices(nullptr, 0, &needed);
+  if (!status.ok()) return status;
+  text.resize(needed > 0 ? needed - 1 : 0);  // the closing zero lies behind size()
+  return fw_cuda_devices(text.data(), needed, nullptr);
+}
+
 // Scratch memory that is kept between calls and only ever grows. One call at a time.
 class Workspace {
  public:
@@ -330,6 +339,12 @@ void backward(Context &context, const Desc &desc, const typename detail::Verbs<D
 template <HasStep Desc>
 void step(Context &context, const Desc &desc, Workspace &workspace) {
   detail::check(try_step(context, desc, workspace));
+}
+
+inline std::string cuda_devices() {
+  std::string text;
+  detail::check(try_cuda_devices(text));
+  return text;
 }
 
 template <Operation Desc>

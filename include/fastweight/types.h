@@ -139,6 +139,11 @@ FW_API int32_t fw_context_n_threads(const fw_context *context);
 /* Name of the instruction-set level that the CPU implementations use here: "baseline", "avx2", "avx512". */
 FW_API const char *fw_context_cpu_level(const fw_context *context);
 
+/* One line a CUDA device that this process sees, in CUDA's order ("NVIDIA H200, compute capability 9.0, 132
+ * multiprocessors"), or "none", with the reason in parentheses where there is one: a build without CUDA, no driver. Writes
+ * at most `capacity` bytes with a closing zero; *needed (may be NULL) is the whole length with it. text may be NULL. */
+FW_API fw_status fw_cuda_devices(char *text, uint64_t capacity, uint64_t *needed);
+
 #ifdef __cplusplus
 }
 #endif

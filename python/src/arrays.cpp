@@ -5,6 +5,8 @@
 #include <nanobind/ndarray.h>
 #include <string.h>
 
+#include "cuda.hpp"
+
 namespace fastweight::python {
 namespace {
 
@@ -12,14 +14,14 @@ constexpr const char *kFloats = "float32, bfloat16, float16 or float64";
 constexpr const char *kOrIndices = ", or int32 and int64 for indices";
 
 struct Names {
-  PyObject *torch, *data_ptr, *shape, *stride, *dtype, *is_cpu, *is_cuda, *is_neg, *requires_grad;
+  PyObject *torch, *data_ptr, *shape, *stride, *dtype, *is_cpu, *is_cuda, *get_device, *is_neg, *requires_grad;
 };
 
 const Names &names() {
   static const Names made = [] {
     const auto intern = [](const char *text) { return PyUnicode_InternFromString(text); };
     return Names{intern("torch"),  intern("data_ptr"), intern("shape"),  intern("stride"),       intern("dtype"),
-                 intern("is_cpu"), intern("is_cuda"),  intern("is_neg"), intern("requires_grad")};
+                 intern("is_cpu"), intern("is_cuda"),  intern("get_device"), intern("is_neg"), intern("requires_grad")};
   }();
   return made;
 }
@@ -156,9 +158,10 @@ Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may
         reading.is_stand_in = true;
         return reading;
       }
-      throw_value_error(place, "is on the device " + attribute_text(x, "device") + ", allowed cpu");
+      throw_value_error(place, "is on the device " + attribute_text(x, "device") + ", allowed cpu and cuda");
     }
     reading.device = FW_DEVICE_CUDA;
+    reading.cuda = static_cast<int>(PyLong_AsLong(call_method(x, names().get_device).ptr()));
   }
   const nb::object dtype = attribute(x, names().dtype);
   view->dtype = FW_NONE;
@@ -276,7 +279,7 @@ bool read_buffer(const Place &place, PyObject *x, bool is_written, fw_tensor *vi
 }
 
 template <class Array>
-bool read_dlpack(const Place &place, PyObject *x, fw_tensor *view, Reading *reading, std::vector<nb::object> *kept) {
+bool read_dlpack(const Place &place, PyObject *x, fw_tensor *view, std::vector<nb::object> *kept) {
   Array array;
   if (!nb::try_cast<Array>(nb::handle(x), array, false) || !array.is_valid()) return false;
   const nb::dlpack::dtype type = array.dtype();
@@ -288,8 +291,9 @@ bool read_dlpack(const Place &place, PyObject *x, fw_tensor *view, Reading *read
   if (type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat)) view->dtype = FW_BF16;
   if (view->dtype == FW_NONE) throw_value_error(place, std::string("has another dtype, allowed ") + kFloats + kOrIndices);
   check_ndim(place, static_cast<int64_t>(array.ndim()));
-  if (array.device_type() == nb::device::cuda::value) reading->device = FW_DEVICE_CUDA;
-  else if (array.device_type() != nb::device::cpu::value) throw_value_error(place, "is not in the memory of the cpu");
+  if (array.device_type() != nb::device::cpu::value) {
+    throw_value_error(place, "is not in the memory of the cpu and no torch tensor, allowed torch tensors on cuda");
+  }
   view->data = const_cast<void *>(static_cast<const void *>(array.data()));
   view->ndim = static_cast<int32_t>(array.ndim());
   for (size_t i = 0; i < array.ndim(); ++i) {
@@ -344,17 +348,17 @@ Reading read_array(const Place &place, PyObject *x, bool is_written, fw_tensor *
   if (torch != nullptr && PyObject_TypeCheck(x, reinterpret_cast<PyTypeObject *>(torch->tensor))) {
     return read_torch(place, x, *torch, may_be_stand_in, view);
   }
-  Reading reading;
+  const Reading reading;
   if (read_buffer(place, x, is_written, view)) return reading;
-  const bool is_read = is_written ? read_dlpack<nb::ndarray<>>(place, x, view, &reading, kept)
-                                  : read_dlpack<nb::ndarray<nb::ro>>(place, x, view, &reading, kept);
+  const bool is_read = is_written ? read_dlpack<nb::ndarray<>>(place, x, view, kept)
+                                  : read_dlpack<nb::ndarray<nb::ro>>(place, x, view, kept);
   if (is_read) return reading;
   const std::string type = attribute_text(reinterpret_cast<PyObject *>(Py_TYPE(x)), "__name__");
   throw nb::type_error((std::string(place.label) + ": " + place.argument + " is of type " + type +
                         ", allowed torch tensors, NumPy arrays and what has __dlpack__").c_str());
 }
 
-nb::object make_array(const Place &place, bool is_torch, PyObject *like, fw_tensor *view) {
+nb::object make_array(const Place &place, bool is_torch, PyObject *like, fw_tensor *view, int cuda) {
   if (like != nullptr) {
     PyObject *made = PyObject_Vectorcall(torch_if_loaded()->empty_like, &like, 1, nullptr);
     if (made == nullptr) nb::raise_python_error();
@@ -370,7 +374,7 @@ nb::object make_array(const Place &place, bool is_torch, PyObject *like, fw_tens
     for (size_t i = 0; i < kDtypeCount; ++i) {
       if (kDtypes[i].dtype == view->dtype) dtype = torch->dtypes[i];
     }
-    PyObject *arguments[] = {shape.ptr(), dtype, torch->cpu};
+    PyObject *arguments[] = {shape.ptr(), dtype, cuda < 0 ? torch->cpu : cuda_device(cuda)};
     made = PyObject_Vectorcall(torch->empty, arguments, 1, torch->empty_keywords);
   } else {
     static PyObject *empty = nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();

@@ -25,6 +25,7 @@ struct Reading {
   bool requires_grad = false;
   bool is_stand_in = false;  // a subclass of torch.Tensor that is no Parameter, on the device meta, or wrapped by torch.func
   fw_device device = FW_DEVICE_CPU;
+  int cuda = -1;  // number of the CUDA device, torch's count; -1: the cpu
 };
 
 // A view of x. `kept` holds what must live until the call is over beside x itself. Throws ValueError or TypeError.
@@ -33,8 +34,9 @@ Reading read_array(const Place &place, PyObject *x, bool is_written, fw_tensor *
                    bool may_be_stand_in = true);
 
 // A new dense array, torch or NumPy, of view's dtype and shape; sets view->data and the strides. Not initialised.
-// like: a dense torch tensor on the cpu of that dtype and shape, or nullptr; empty_like takes 1.3 us, empty 3 to 4.
-nb::object make_array(const Place &place, bool is_torch, PyObject *like, fw_tensor *view);
+// like: a dense torch tensor of that dtype and shape on the same device, or nullptr; empty_like takes 1.3 us, empty 3 to 4.
+// cuda: as in Reading; torch alone has CUDA devices.
+nb::object make_array(const Place &place, bool is_torch, PyObject *like, fw_tensor *view, int cuda = -1);
 
 // "float32", numpy.float32, torch.float32, ... Throws ValueError for what is no floating-point type of the library.
 fw_dtype read_dtype(const Place &place, PyObject *x);

@@ -113,6 +113,7 @@ void Chain::add_plan(const nb::handle &object, const Plan &plan, bool is_last) {
   if (!is_last && plan.out_.is_none()) {
     throw nb::value_error(("chain: the plan of " + verb.label_ + " has no out, allowed only for the last step").c_str());
   }
+  if (plan.filled_.cuda >= 0) throw nb::value_error(("chain: the plan of " + verb.label_ + " is on cuda, allowed cpu").c_str());
   kept_.push_back(nb::borrow(object));
   steps_.emplace_back();
   Step &step = steps_.back();

@@ -87,6 +87,13 @@ NB_MODULE(_core, module) {
              nb::arg("dtype") = nb::none(), "The plain state of an opaque one of this K and V: state_import the other way.");
   module.def("catalogue", &catalogue);
   module.def("version", [] { return fw_version(); });
+  module.def("cuda_devices", [] {
+    uint64_t needed = 0;
+    check_status(fw_cuda_devices(nullptr, 0, &needed));
+    std::string text(needed, 0);
+    check_status(fw_cuda_devices(text.data(), needed, nullptr));
+    return nb::str(text.c_str());
+  }, "One line a CUDA device, or \"none\" and why.");
   module.def("last_impl", [] { return fw_last_impl(); },
              "Name of the implementation that the last call of this thread used, \"\" before the first.");
   module.def("default_context", &default_context,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "context.hpp"
+#include "cuda.hpp"
 
 namespace fastweight::python {
 namespace {
@@ -17,8 +18,8 @@ fw_state_layout layout_named(const char *label, const std::string &name) {
   throw_value_error({label, "state_layout"}, "is '" + name + "', allowed \"kv\", \"vk\"");
 }
 
-// A step of no token, whose state is `state`.
-fw_recurrence describe(const fw_tensor &state, int64_t HV, int64_t K, int64_t V) {
+// A step of no token, whose state is `state`. cuda: as in Reading.
+fw_recurrence describe(const fw_tensor &state, int64_t HV, int64_t K, int64_t V, int cuda) {
   fw_recurrence desc = {};
   desc.struct_size = sizeof desc;
   desc.op = FW_OP_LINEAR_ATTN;
@@ -27,6 +28,10 @@ fw_recurrence describe(const fw_tensor &state, int64_t HV, int64_t K, int64_t V)
   desc.q = desc.k = fw_dense(nullptr, FW_F32, 4, key);
   desc.v = desc.o = fw_dense(nullptr, FW_F32, 4, value);
   desc.state = state;
+  if (cuda >= 0) {
+    desc.device = FW_DEVICE_CUDA;
+    desc.stream = cuda_stream(cuda);
+  }
   return desc;
 }
 
@@ -35,7 +40,6 @@ void check_read(const Place &place, const Reading &reading, const fw_tensor &vie
     throw_value_error(place, "requires grad, a state in the library's own layout has no gradient; call it under torch.no_grad() or "
                              "with detached tensors");
   }
-  if (reading.device != FW_DEVICE_CPU) throw_value_error(place, "is on cuda, allowed cpu");
   if (view.ndim != ndim) {
     throw_value_error(place, "has " + std::to_string(view.ndim) + " dimensions, expected " + std::to_string(ndim));
   }
@@ -52,13 +56,14 @@ nb::object state_import(const nb::object &state, const std::string &state_layout
   check_read({label, "state"}, reading, plain, 4);
   const bool is_vk = layout == FW_STATE_VK;
   const int64_t slots = plain.shape[0], HV = plain.shape[1], K = plain.shape[is_vk ? 3 : 2], V = plain.shape[is_vk ? 2 : 3];
-  fw_recurrence desc = describe(fw_tensor{}, HV, K, V);
+  const CudaGuard guard(reading.cuda);
+  fw_recurrence desc = describe(fw_tensor{}, HV, K, V, reading.cuda);
   const std::shared_ptr<Context> context = default_context();
   int64_t elements = 0;
   check_status(fw_recurrence_opaque_size(context->get(), &desc, &elements));
   const int64_t shape[] = {slots, HV, elements};
   fw_tensor view = fw_dense(nullptr, dtype.is_none() ? plain.dtype : read_dtype({label, "dtype"}, dtype.ptr()), 3, shape);
-  nb::object made = make_array({label, "state"}, reading.is_torch, nullptr, &view);
+  nb::object made = make_array({label, "state"}, reading.is_torch, nullptr, &view, reading.cuda);
   if (slots == 0) return made;
   desc.state = view;
   check_status(fw_recurrence_state_import(context->get(), &desc, &plain, layout));
@@ -76,7 +81,8 @@ nb::object state_export(const nb::object &state, int64_t K, int64_t V, const std
   const int64_t slots = opaque.shape[0], HV = opaque.shape[1];
   const int64_t shape[] = {slots, HV, is_vk ? V : K, is_vk ? K : V};
   fw_tensor view = fw_dense(nullptr, dtype.is_none() ? opaque.dtype : read_dtype({label, "dtype"}, dtype.ptr()), 4, shape);
-  fw_recurrence desc = describe(opaque, HV, K, V);
+  const CudaGuard guard(reading.cuda);
+  fw_recurrence desc = describe(opaque, HV, K, V, reading.cuda);
   const std::shared_ptr<Context> context = default_context();
   int64_t elements = 0;
   check_status(fw_recurrence_opaque_size(context->get(), &desc, &elements));  // refuses K and V that no state has
@@ -84,7 +90,7 @@ nb::object state_export(const nb::object &state, int64_t K, int64_t V, const std
     throw_value_error({label, "state"}, "has " + std::to_string(opaque.shape[2]) + " elements a head, expected " + std::to_string(elements) +
                                             " for K = " + std::to_string(K) + " and V = " + std::to_string(V));
   }
-  nb::object made = make_array({label, "state"}, reading.is_torch, nullptr, &view);
+  nb::object made = make_array({label, "state"}, reading.is_torch, nullptr, &view, reading.cuda);
   if (slots == 0) return made;
   check_status(fw_recurrence_state_export(context->get(), &desc, &view, layout));
   return made;

@@ -92,12 +92,16 @@ bool linear_y(const void *desc, fw_tensor *view) {
   return true;
 }
 
+template <class Desc>
+concept has_stream = requires(Desc desc) { desc.stream; };
+
 // The verbs of an operation behind one shape. kStep: its step, or nullptr.
 template <class Desc, class Grads, auto kCheck, auto kSize, auto kForward, auto kBackward, auto kStep, auto kExplain>
 void set_verbs(Operation *operation) {
   operation->size = sizeof(Desc);
   operation->grads_size = sizeof(Grads);
   operation->device_offset = offsetof(Desc, device);
+  if constexpr (has_stream<Desc>) operation->stream_offset = offsetof(Desc, stream);
   operation->check = [](const fw_context *c, const void *d, fw_direction direction) {
     return kCheck(c, static_cast<const Desc *>(d), nullptr, direction);
   };

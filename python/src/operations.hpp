@@ -42,6 +42,7 @@ struct Operation {
   const char *name;
   size_t size;
   size_t device_offset;
+  size_t stream_offset;  // 0: none
   size_t options_offset;  // 0: none
   std::vector<Field> fields;
   std::vector<Output> outputs;

@@ -5,6 +5,8 @@
 
 #include <new>
 
+#include "cuda.hpp"
+
 namespace fastweight::python {
 namespace {
 
@@ -71,7 +73,14 @@ std::string sizes_text(const int64_t *sizes, int32_t count) {
   return text + "]";
 }
 
+std::string device_text(int cuda) { return cuda < 0 ? "cpu" : "cuda:" + std::to_string(cuda); }
+
 }  // namespace
+
+void check_device(const Place &place, const Filled &filled, const Reading &found) {
+  if (found.cuda == filled.cuda) return;
+  throw_value_error(place, "is on " + device_text(found.cuda) + ", the tensors before it are on " + device_text(filled.cuda));
+}
 
 Verb::Verb(const std::string &operation, int direction, const std::string &label, const std::vector<std::string> &arguments,
            int n_positional, const nb::dict &fixed, int result_size)
@@ -95,19 +104,23 @@ void Verb::read_tensor(const Argument &argument, PyObject *value, Filled *filled
   const Place place = {label_text(), argument.name.c_str()};
   const Reading reading = read_array(place, value, argument.field->kind == Kind::kWritten, view, &filled->kept, filled->may_be_stand_in);
   const bool is_host = argument.field->kind == Kind::kTensor && (view->dtype == FW_I32 || view->dtype == FW_I64);
-  if (is_host && reading.device == FW_DEVICE_CPU) return;  // offsets and indices
+  if (is_host && reading.device == FW_DEVICE_CPU) {  // offsets and indices
+    if (filled->cuda < 0) return;
+    filled->kept.push_back(copy_to_cuda(filled->cuda, value));
+    read_array(place, filled->kept.back().ptr(), false, view, &filled->kept);
+    return;
+  }
   if (!filled->has_device) {
     filled->has_device = true;
     filled->is_torch = reading.is_torch;
+    filled->cuda = reading.cuda;
     filled->at<fw_device>(operation_->device_offset) = reading.device;
-  } else if (filled->at<fw_device>(operation_->device_offset) != reading.device) {
-    throw_value_error(place, reading.device == FW_DEVICE_CPU ? "is on cpu, the tensors before it are on cuda"
-                                                             : "is on cuda, the tensors before it are on cpu");
   }
+  check_device(place, *filled, reading);
   if (reading.requires_grad) filled->requires_grad = true;
   if (reading.is_stand_in) filled->is_stand_in = true;
   if (argument.pattern_of >= 0) {
-    filled->patterns[argument.pattern_of] = reading.is_torch && reading.device == FW_DEVICE_CPU ? value : nullptr;
+    filled->patterns[argument.pattern_of] = reading.is_torch ? value : nullptr;
   }
 }
 
@@ -184,7 +197,14 @@ void Verb::fill(const nb::tuple &values, Filled *filled) const {
     }
   }
   if (filled->context == nullptr) filled->context = default_context();
+  set_stream(filled);
   describe_outputs(filled);
+}
+
+void Verb::set_stream(Filled *filled) const {
+  if (filled->cuda >= 0 && operation_->stream_offset != 0) {
+    filled->at<void *>(operation_->stream_offset) = cuda_stream(filled->cuda);
+  }
 }
 
 // Type and shape of every output that is wanted, no memory yet.
@@ -222,7 +242,7 @@ nb::object Verb::allocate_outputs(Filled *filled) const {
     }
     PyObject *like = filled->is_torch ? filled->patterns[count] : nullptr;
     if (like != nullptr && !looks_like(view, filled->at<fw_tensor>(operation_->find(output.pattern)->offset))) like = nullptr;
-    results[count] = make_array({label_text(), output.name}, filled->is_torch, like, &view);
+    results[count] = make_array({label_text(), output.name}, filled->is_torch, like, &view, filled->cuda);
     ++count;
   }
   if (result_size_ == 1) return results[0];
@@ -232,6 +252,7 @@ nb::object Verb::allocate_outputs(Filled *filled) const {
 }
 
 nb::object Verb::explain(const Filled &filled) const {
+  const CudaGuard guard(filled.cuda);
   uint64_t needed = 0;
   check_status(operation_->explain(filled.context->get(), filled.desc, direction_, nullptr, 0, &needed));
   std::string text(needed > 0 ? needed : 1, 0);
@@ -259,7 +280,11 @@ fw_status Verb::run_unlocked(fw_context *context, const Filled &filled, void *wo
 }
 
 void Verb::run_with_scratch(const Filled &filled, const void *grads, uint64_t bytes) const {
-  if (bytes <= kKeptWorkspace) {
+  if (filled.cuda >= 0) {
+    void *memory = nullptr;
+    const nb::object workspace = cuda_bytes(filled.cuda, bytes, &memory);
+    run(filled, grads, memory, bytes);
+  } else if (bytes <= kKeptWorkspace) {
     run(filled, grads, t_scratch.reserve(bytes), bytes);
   } else {
     const std::unique_ptr<unsigned char[]> once(new unsigned char[bytes]);
@@ -268,6 +293,7 @@ void Verb::run_with_scratch(const Filled &filled, const void *grads, uint64_t by
 }
 
 nb::object Verb::allocate_and_run(Filled *filled) const {
+  const CudaGuard guard(filled->cuda);
   const uint64_t bytes = workspace_size(*filled, direction_);  // first: it refuses before anything is allocated
   nb::object results = allocate_outputs(filled);
   run_with_scratch(*filled, nullptr, bytes);
@@ -317,7 +343,7 @@ Plan::Plan(const Verb &verb, const nb::tuple &values, const nb::object &out) : v
     if (verb.result_size_ != 1) throw nb::value_error((verb.label_ + ": out is given, allowed for functions with one result").c_str());
     fw_tensor &view = filled_.at<fw_tensor>(verb.operation_->outputs[0].offset);
     const Reading reading = read_array({verb.label_text(), "out"}, out.ptr(), true, &view, &out_kept_);
-    if (reading.device != filled_.at<fw_device>(verb.operation_->device_offset)) {
+    if (reading.cuda != filled_.cuda) {
       throw_value_error({verb.label_text(), "out"}, "is on another device than the tensors");
     }
   }
@@ -328,7 +354,9 @@ Plan::Plan(const Verb &verb, const nb::tuple &values, const nb::object &out) : v
     slots_.push_back({i, value});
     if (static_cast<int>(i) < verb.n_positional_) n_positional_ = slots_.size();
   }
-  workspace_.resize(verb.workspace_size(filled_, verb.direction_));
+  const CudaGuard guard(filled_.cuda);
+  workspace_size_ = verb.workspace_size(filled_, verb.direction_);
+  if (filled_.cuda < 0) workspace_.resize(workspace_size_);
 }
 
 void Plan::bind(Slot *slot, nb::object value, Filled *filled) {
@@ -367,8 +395,14 @@ nb::object Plan::call(const nb::args &tensors, const nb::kwargs &others) {
   }
   if (n_used != others.size()) throw nb::type_error((verb_->label_ + ": a name is given that the plan has no tensor for").c_str());
   verb_->check_grad(filled_);
+  const CudaGuard guard(filled_.cuda);
   nb::object results = out_.is_none() ? verb_->allocate_outputs(&filled_) : out_;
-  verb_->run(filled_, nullptr, workspace_.data(), workspace_.size());
+  if (filled_.cuda >= 0) {
+    verb_->set_stream(&filled_);
+    verb_->run_with_scratch(filled_, nullptr, workspace_size_);
+  } else {
+    verb_->run(filled_, nullptr, workspace_.data(), workspace_.size());
+  }
   if (!out_.is_none()) tell_written(out_.ptr());
   for (const Slot &slot : slots_) {
     if (filled_.is_torch && is_written(verb_->arguments_[slot.argument])) tell_written(slot.current.ptr());

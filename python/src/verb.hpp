@@ -39,6 +39,7 @@ struct Filled {
   std::vector<nb::object> kept;
   PyObject *patterns[kMaxOutputs] = {};  // torch tensors that an output may look like, see Output::pattern
   fw_dtype o_dtype = FW_NONE;
+  int cuda = -1;  // see Reading
   bool wants_final = false, is_explain = false, is_torch = false, requires_grad = false, is_stand_in = false, has_device = false;
   bool may_be_stand_in = true;  // see read_array
 };
@@ -85,6 +86,7 @@ class Verb {
   void run(const Filled &filled, const void *grads, void *workspace, uint64_t size) const;
   fw_status run_unlocked(fw_context *context, const Filled &filled, void *workspace, uint64_t size) const;  // needs no GIL
   void run_with_scratch(const Filled &filled, const void *grads, uint64_t bytes) const;
+  void set_stream(Filled *filled) const;
 
   const Operation *operation_;
   fw_direction direction_;
@@ -94,6 +96,9 @@ class Verb {
   std::vector<std::pair<size_t, int32_t>> fixed_;
   int result_size_;
 };
+
+// Throws ValueError unless a tensor is where those before it are.
+void check_device(const Place &place, const Filled &filled, const Reading &found);
 
 // Throws ValueError unless a tensor has the type, shape and strides of the one that something was made for; `made` names that.
 void check_same(const Place &place, const char *made, const fw_tensor &found, const fw_tensor &prepared);
@@ -134,7 +139,8 @@ class Plan {
   size_t n_positional_ = 0;
   nb::object out_;  // None: a new result each call
   std::vector<nb::object> out_kept_;
-  std::vector<unsigned char> workspace_;
+  uint64_t workspace_size_ = 0;
+  std::vector<unsigned char> workspace_;  // on CUDA each call has its own: two streams, or two graphs, may not share one
   std::atomic<bool> is_busy_{false};
 };
 

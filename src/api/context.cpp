@@ -13,6 +13,7 @@
 #include "core/status.hpp"
 #include "cpu/levels.hpp"
 #include "cpu/thread_pool.hpp"
+#include "cuda/device.hpp"
 
 namespace {
 
@@ -105,6 +106,13 @@ int32_t fw_context_n_threads(const fw_context *context) { return context ? conte
 
 const char *fw_context_cpu_level(const fw_context *context) {
   return fw::level_name(context ? context->cpu_level : fw::kBaseline);
+}
+
+fw_status fw_cuda_devices(char *text, uint64_t capacity, uint64_t *needed) {
+  fw::TextSink sink(text, capacity);
+  fw::cuda::describe_devices(sink);
+  if (needed) *needed = sink.needed();
+  return FW_OK;
 }
 
 }  // extern "C"

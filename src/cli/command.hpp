@@ -53,7 +53,7 @@ struct BenchOptions : CommonOptions {
 };
 
 struct ExplainOptions : CommonOptions {
-  std::string op, dtype = "f32", direction = "forward";
+  std::string op, dtype = "f32", direction = "forward", device = "cpu";
   CaseSize size;
 };
 

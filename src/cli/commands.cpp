@@ -205,6 +205,7 @@ void add_explain(CLI::App &app) {
                   "refuse; the one that runs has a star. The environment variable FW_IMPL=NAME forces one.",
                   "  fastweight explain\n"
                   "  fastweight explain kda --dtype bf16 --key-dim 96 --value-dim 200\n"
+                  "  fastweight explain kda --device cuda --dtype bf16 --direction backward\n"
                   "  FW_IMPL=reference_recurrent fastweight explain gated_delta_rule --direction step");
   const auto o = std::make_shared<ExplainOptions>();
   command->add_option("operator", o->op, "A row of the catalogue; all of them without it")->type_name("NAME");
@@ -212,6 +213,7 @@ void add_explain(CLI::App &app) {
   command->add_option("--direction", o->direction, "forward, backward or step")
       ->type_name("NAME")
       ->capture_default_str();
+  command->add_option("--device", o->device, "cpu or cuda")->type_name("NAME")->capture_default_str();
   add_size_options(command, o->size);
   add_common_options(command, *o, false);
   on_chosen(command, o, run_explain);
@@ -219,9 +221,9 @@ void add_explain(CLI::App &app) {
 
 void add_info(CLI::App &app) {
   CLI::App *command = add_command(app, "info", "Version, machine, operators and model",
-                                  "Version of the library, instruction set level, threads, operators, and the model "
-                                  "with its size and the memory of\n"
-                                  "its state.",
+                                  "Version of the library, instruction set level, threads, CUDA devices, operators, and the "
+                                  "model with its size and the memory\n"
+                                  "of its state.",
                                   "  fastweight info\n"
                                   "  fastweight info --json --model models/byte-hybrid");
   const auto o = std::make_shared<CommonOptions>();

@@ -101,6 +101,20 @@ TEST(Context, IsOwnedMovedAndDestroyedOnce) {
   EXPECT_NE(std::string(second.cpu_level()), "");
 }
 
+TEST(Context, CudaDevicesAreToldInTheRoomThatThereIs) {
+  const std::string text = fw::cuda_devices();
+  ASSERT_FALSE(text.empty());
+  EXPECT_EQ(text.back(), '\n');
+  EXPECT_TRUE(text.rfind("none", 0) == 0 || text.find(", compute capability ") != std::string::npos) << text;
+  uint64_t needed = 0;
+  EXPECT_EQ(fw_cuda_devices(nullptr, 0, &needed), FW_OK);
+  EXPECT_EQ(needed, text.size() + 1);
+  char few[] = "xxxxx";
+  EXPECT_EQ(fw_cuda_devices(few, 3, nullptr), FW_OK);
+  EXPECT_EQ(std::string(few), text.substr(0, 2));
+  EXPECT_EQ(few[3], 'x');
+}
+
 TEST(Context, RefusalIsAnExceptionOrAStatus) {
   try {
     fw::Context context(-3);

@@ -94,6 +94,10 @@ class Commands(program.ProgramTest):
         self.assertIn("dtype is \"f8\", allowed f32, bf16 and f16", self.refused("explain", "--dtype", "f8"))
         self.assertIn("direction is \"up\", allowed forward, backward and step", self.refused("explain", "--direction", "up"))
         self.assertIn("--key-dim", self.refused("explain", "--key-dim", "513", code=2))
+        self.assertIn("device is \"tpu\", allowed cpu and cuda", self.refused("explain", "--device", "tpu"))
+        cuda = json.loads(self.call("explain", "kda", "--device", "cuda", "--json")[0])["kda"]["candidates"]
+        self.assertRegex(cuda, r"cuda_portable: (accepted|refused: (?!device is cpu))")
+        self.assertNotIn("*cpu_", cuda)
 
     def test_bench(self):
         out, _ = self.call("bench", "kda", "--length", "70", "--seconds", "0.01", "--json")
@@ -143,7 +147,9 @@ class Commands(program.ProgramTest):
         self.assertEqual(result["operators"], OPERATORS)
         self.assertEqual(result["model"]["layers"], ["gated_delta_rule", "sliding_attention", "gated_delta_rule", "full_attention"])
         self.assertEqual(result["model"]["attention_bytes"], 2 * 4 * 2 * 8 * (10 + 48))
+        self.assertGreaterEqual(len(result["cuda"]), 1)
         out, _ = self.call("info")
+        self.assertRegex(out.decode(), r"\nCUDA: (none|.*, compute capability \d+\.\d+, \d+ multiprocessors)")
         self.assertIn("2 gated_delta_rule, 1 sliding_attention, 1 full_attention", out.decode())
         self.refused("info", "--model", self.path("absent"))
         self.assertIn("FW_NUM_THREADS is \"x\"", self.refused("info", env=self.environment(FW_NUM_THREADS="x")))

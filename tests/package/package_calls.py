@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Oracle calls (tests/oracle) as calls of fastweight.ops, on NumPy arrays or torch tensors. Imported by every test here; without
-the package its tests are reported as not run."""
+the package its tests are reported as not run.
+
+FW_TEST_DEVICE=cuda puts every torch tensor of the tests on the current CUDA device; what has a meaning on the CPU alone is then
+reported as not run."""
 import os
 import sys
 from pathlib import Path
@@ -27,7 +30,32 @@ try:
 except ImportError:
     torch = None
 
+DEVICE = os.environ.get("FW_TEST_DEVICE") or "cpu"
+IS_CUDA = DEVICE == "cuda"
+if DEVICE not in ("cpu", "cuda"):
+    raise RuntimeError(f"FW_TEST_DEVICE is {DEVICE}, allowed cpu or cuda")
+if IS_CUDA:
+    if torch is None or not torch.cuda.is_available():
+        raise RuntimeError("FW_TEST_DEVICE is cuda, this Python has no torch with a CUDA device")
+    torch.set_default_device("cuda")
+
 needs_torch = pytest.mark.skipif(torch is None, reason="not run: torch is not installed")
+needs_cuda = pytest.mark.skipif(not IS_CUDA, reason="not run: FW_TEST_DEVICE is not cuda")
+numpy_only = pytest.mark.skipif(IS_CUDA, reason="not run on cuda: NumPy arrays are computed on the CPU")
+no_fp64 = pytest.mark.skipif(IS_CUDA, reason="not run on cuda: fp64 is computed by the reference, on the CPU alone")
+KINDS = (pytest.param(False, marks=numpy_only), pytest.param(True, marks=needs_torch))  # as_torch
+
+
+def cpu_only(reason):
+    return pytest.mark.skipif(IS_CUDA, reason=f"not run on cuda: {reason}")
+
+
+def has_neighbours():
+    """Whether the operations beside the family run on the device of the tests."""
+    return not IS_CUDA or "*" in ops.l2_norm(torch.zeros(1, 8), explain=True)
+
+
+needs_neighbours = pytest.mark.skipif(not has_neighbours(), reason="not run on cuda: the operations beside the family have no CUDA path here")
 OPTIONS = ("normalizer", "qk_norm", "gate_input", "beta_input")
 
 
@@ -38,19 +66,36 @@ def environment(**more):
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), **more}
 
 
+def to_device(x):
+    """A torch tensor of the CPU on the device of the tests, in the same strides."""
+    if not IS_CUDA:
+        return x
+    is_repeated = [stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)]
+    if any(is_repeated):
+        return to_device(x[tuple(slice(0, 1) if repeated else slice(None) for repeated in is_repeated)]).expand(x.shape)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
+
+
 def to_torch(x):
-    """A tensor over the same memory; uint16 is bfloat16. torch has no negative strides: such a view is copied."""
+    """A tensor on the device of the tests, on the CPU over the same memory; uint16 is bfloat16. torch has no negative strides:
+    such a view is copied."""
     if any(stride < 0 for stride in x.strides):
         x = x.copy()
     found = torch.from_numpy(x)
-    return found.view(torch.bfloat16) if x.dtype == np.uint16 else found
+    return to_device(found.view(torch.bfloat16) if x.dtype == np.uint16 else found)
 
 
 def to_numpy(x):
     """Bits as they are, bfloat16 as uint16."""
     if torch is None or not isinstance(x, torch.Tensor):
         return x
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).cpu().numpy()
+
+
+def ran_kernels():
+    """Whether the last call of this thread took the chunk form's own kernels, not a reference or another form."""
+    name = fastweight.last_impl()
+    return name.startswith(("cuda_", "sm")) if IS_CUDA else name.endswith("_chunk")
 
 
 def arguments(call, inputs, is_step=False):
@@ -85,6 +130,9 @@ def stored(call, dtype, as_torch=False, views=None):
     import c_call
     import fastweight_c
 
+    if IS_CUDA and dtype == "f64":
+        pytest.skip("not run on cuda: fp64 is computed by the reference, on the CPU alone")
+    as_torch = as_torch or IS_CUDA
     found = {name: fastweight_c.store(x, c_call.storage_of(name, dtype, None)) for name, x in call.given().items()}
     for name, view in (views or {}).items():
         if name in found:
@@ -100,8 +148,8 @@ def forward(call, dtype="f64", as_torch=False, views=None, **how):
     for name, x in inputs.items():
         assert to_numpy(x).tobytes() == kept[name].tobytes(), f"{call.op} wrote to {name}"
     names = ("o", "final_state", "final_z")[:len(answer)]
-    if as_torch:
-        assert all(isinstance(x, torch.Tensor) for x in answer if x is not None)
+    if as_torch or IS_CUDA:
+        assert all(isinstance(x, torch.Tensor) and x.device.type == DEVICE for x in answer if x is not None)
     return {name: to_numpy(x) for name, x in zip(names, answer) if x is not None}
 
 

@@ -10,7 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from package_calls import environment, fastweight, needs_torch, ops
+from package_calls import environment, fastweight, needs_torch, numpy_only, ops
+
+pytestmark = numpy_only
 
 F = np.float32
 

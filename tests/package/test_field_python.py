@@ -96,8 +96,9 @@ def test_field_135_no_torch_is_linked_and_none_is_needed():
     core = Path(fastweight._core.__file__)
     if sys.platform == "linux":
         linked = subprocess.run(["ldd", str(core)], capture_output=True, text=True, check=True).stdout
-        assert "libfastweight" in linked
-        assert not any(word in linked for word in ("torch", "c10", "cuda", "python")), linked
+        names = [Path(line.split()[0]).name for line in linked.splitlines() if line.strip()]
+        assert any(name.startswith("libfastweight") for name in names), linked
+        assert not any(word in name for word in ("torch", "c10", "cuda", "python") for name in names), linked
     code = ("import sys\n"
             "sys.modules['torch'] = None\n"  # an import of it fails
             "import numpy as np, fastweight\n"

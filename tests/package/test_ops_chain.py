@@ -7,7 +7,9 @@ import weakref
 import numpy as np
 import pytest
 
-from package_calls import needs_torch, ops, torch
+from package_calls import KINDS, cpu_only, needs_torch, ops, torch
+
+pytestmark = cpu_only("a chain runs on the CPU alone")
 
 F = np.float32
 H, K = 2, 16
@@ -48,7 +50,7 @@ def refused(error, sentence, call, *arguments):
         call(*arguments)
 
 
-@pytest.mark.parametrize("as_torch", (False, pytest.param(True, marks=needs_torch)))
+@pytest.mark.parametrize("as_torch", KINDS)
 def test_a_chain_is_its_steps(as_torch):
     layer = Layer(as_torch)
     other = layer.state.clone() if as_torch else layer.state.copy()
@@ -74,7 +76,7 @@ def test_what_is_no_tensor_of_the_call_stays():
     assert bits(layer.chain(x, beta)) == bits(2 * first)
 
 
-@pytest.mark.parametrize("as_torch", (False, pytest.param(True, marks=needs_torch)))
+@pytest.mark.parametrize("as_torch", KINDS)
 def test_the_same_tensor_with_new_data_or_new_memory(as_torch):
     layer = Layer(as_torch)
     other = layer.state.clone() if as_torch else layer.state.copy()

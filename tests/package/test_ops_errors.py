@@ -5,7 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from package_calls import fastweight, needs_torch, ops, torch
+from package_calls import fastweight, needs_torch, numpy_only, ops, torch
+
+pytestmark = numpy_only
 
 F = np.float32
 Q = np.zeros((1, 4, 2, 8), F)
@@ -111,7 +113,7 @@ def test_torch_tensors_that_are_refused():
     refused(ValueError, sentence, ops.delta_rule_step, q, grad, q, h, state=torch.zeros(1, 2, 8, 8))
     with torch.no_grad():
         ops.delta_rule_step(q, grad, q, h, state=torch.zeros(1, 2, 8, 8))
-    refused(ValueError, "delta_rule_step: q is on the device meta, allowed cpu", ops.delta_rule_step, q.to("meta"), q, q, h, state=torch.zeros(1, 2, 8, 8))
+    refused(ValueError, "delta_rule_step: q is on the device meta, allowed cpu and cuda", ops.delta_rule_step, q.to("meta"), q, q, h, state=torch.zeros(1, 2, 8, 8))
     allowed = "allowed float32, bfloat16, float16 or float64, or int32 and int64 for indices"
     refused(ValueError, f"delta_rule: q has dtype torch.bool, {allowed}", ops.delta_rule, q.bool(), q, q, h)
     negative = torch.complex(q, q + 1).conj().imag

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from package_calls import fastweight, needs_torch, ops, torch
+from package_calls import fastweight, needs_torch, numpy_only, ops, torch
 
 from oracle import gates, neighbours
+
+pytestmark = numpy_only
 
 # As for the rows: at most a few hundred terms a sum in fp64, and two libraries' exp and log of a few round-offs.
 AGREE = 1e-12

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from package_calls import needs_torch, ops, torch
+from package_calls import needs_torch, numpy_only, ops, torch
 
 RNG = np.random.default_rng(1)
 
@@ -14,6 +14,7 @@ def operands(B, K, V):
     return q, k, v, -RNG.random((B, 1, 4, K)).astype(np.float32), RNG.random((B, 1, 4)).astype(np.float32)
 
 
+@numpy_only
 @pytest.mark.parametrize("layout", ("kv", "vk"))
 def test_a_step_on_an_opaque_state_is_a_step(layout):
     K, V = 8, 5
@@ -38,6 +39,7 @@ def test_torch_and_half_types(dtype):
     assert torch.equal(back, state.to(opaque.dtype).float().transpose(2, 3))
 
 
+@numpy_only
 def test_refusals():
     state = np.zeros((2, 4, 6, 5), np.float32)
     with pytest.raises(ValueError, match="^state_import: state has 3 dimensions, expected 4$"):

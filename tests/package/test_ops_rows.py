@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from package_calls import arguments, fastweight, forward, needs_torch, ops, stored, to_numpy, to_torch, torch, values
+from package_calls import (DEVICE, KINDS, arguments, fastweight, forward, needs_torch, numpy_only, ops, ran_kernels, stored, to_numpy, to_torch,
+                           torch, values)
 
 import c_call
 import fastweight_c
@@ -43,11 +44,12 @@ def test_storage_types_hold_the_error_rule(op, dtype):
         pytest.skip("not run: torch is not installed, NumPy alone has no bfloat16")
     call = c_call.rounded(cases.make(op, seed=3, T=70, H=1, HV=2, K=24, V=20, strength=0.3), dtype)
     found = forward(call, dtype, as_torch=dtype == "bf16")
-    assert fastweight.last_impl().endswith("_chunk")
+    assert ran_kernels()
     assert found["o"].dtype == fastweight_c.STORAGE[dtype] and found["final_state"].dtype == np.float32
     yardstick.check(values(found), yardstick.bounds(call, dtype), f"{op} {dtype}")
 
 
+@numpy_only
 @needs_torch
 @pytest.mark.parametrize("dtype", ("f64", "f32", "f16"))
 @pytest.mark.parametrize("op", cases.ROW_NAMES)
@@ -77,7 +79,7 @@ def heads_first(x):
 
 
 @pytest.mark.parametrize("turn", (0, 1, 2))
-@pytest.mark.parametrize("as_torch", (False, pytest.param(True, marks=needs_torch)))
+@pytest.mark.parametrize("as_torch", KINDS)
 @pytest.mark.parametrize("op", cases.ROW_NAMES)
 def test_strides_do_not_matter(op, as_torch, turn):
     call = cases.make(op, seed=5, B=2, T=9, H=2, HV=4, K=5, V=6)
@@ -112,7 +114,7 @@ def test_a_pack_is_its_sequences(index_type):
     assert forward(alone, "f32")["o"].tobytes() == np.ascontiguousarray(packed["o"][:, :11]).tobytes()
 
 
-@pytest.mark.parametrize("as_torch", (False, pytest.param(True, marks=needs_torch)))
+@pytest.mark.parametrize("as_torch", KINDS)
 @pytest.mark.parametrize("op", cases.ROW_NAMES)
 def test_a_step_is_the_recurrent_form(op, as_torch):
     call = cases.make(op, seed=8, B=2, T=5, H=1, HV=2, K=6, V=4, layout="vk")
@@ -132,6 +134,7 @@ def test_a_step_is_the_recurrent_form(op, as_torch):
     assert before.tobytes() != to_numpy(state).tobytes()
 
 
+@numpy_only
 def test_a_step_through_a_pool_of_slots():
     call = cases.make("gated_delta_rule", seed=9, B=2, T=1, H=1, K=4, V=4)
     inputs = stored(call, "f32")
@@ -171,6 +174,7 @@ def test_by_axes(gate, erase):
     assert_same(forward(call), recurrence.forward(call), f"{gate} {erase}")
 
 
+@numpy_only
 def test_what_comes_back():
     q = np.zeros((1, 4, 1, 8), np.float16)
     o, state = ops.linear_attn(q, q, q)[:2]
@@ -187,15 +191,16 @@ def test_what_comes_back():
 def test_torch_types_come_back():
     q = torch.zeros(1, 4, 1, 8, dtype=torch.bfloat16)
     o, state = ops.retention(q, q, q, output_final_state=True)
-    assert o.dtype == torch.bfloat16 and o.device.type == "cpu" and o.is_contiguous() and state.dtype == torch.float32
+    assert o.dtype == torch.bfloat16 and o.device.type == DEVICE and o.is_contiguous() and state.dtype == torch.float32
     assert ops.retention(q, q, q, o_dtype=torch.float32)[0].dtype == torch.float32
     parameter = torch.nn.Parameter(q)
     with torch.no_grad():
         assert type(ops.retention(parameter, parameter, parameter)[0]) is torch.Tensor
     with torch.device("meta"):  # a default device of torch does not reach the result
-        assert ops.retention(q, q, q, output_final_state=True)[1].device.type == "cpu"
+        assert ops.retention(q, q, q, output_final_state=True)[1].device.type == DEVICE
 
 
+@numpy_only
 @needs_torch
 def test_a_mixed_call_follows_the_first_tensor():
     q = torch.ones(1, 4, 1, 8)
@@ -216,6 +221,7 @@ class OnlyDlpack:
         return self.array.__dlpack_device__()
 
 
+@numpy_only
 def test_what_speaks_dlpack():
     q = np.random.default_rng(13).standard_normal((1, 4, 1, 8)).astype(np.float32)
     expected = ops.retention(q, q, q)[0]
@@ -223,6 +229,7 @@ def test_what_speaks_dlpack():
     assert ops.retention(wrapped, wrapped, wrapped)[0].tobytes() == expected.tobytes()
 
 
+@numpy_only
 def test_bfloat16_of_numpy():
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="not run: ml_dtypes is not installed")
     q = np.random.default_rng(14).standard_normal((1, 4, 1, 8)).astype(ml_dtypes.bfloat16)
@@ -234,6 +241,7 @@ def test_bfloat16_of_numpy():
     assert np.abs(o.astype(np.float32) - expected).max() <= 2.0 ** -7 * np.abs(expected).max()
 
 
+@numpy_only
 @needs_torch
 def test_to_torch_shares_memory():
     x = np.zeros(3, np.float32)

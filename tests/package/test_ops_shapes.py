@@ -4,7 +4,9 @@ promised, the bits do not depend on strides, and chunk agrees with token by toke
 import numpy as np
 import pytest
 
-from package_calls import arguments, fastweight, ops, stored, torch
+from package_calls import arguments, numpy_only, ops, stored, torch
+
+pytestmark = numpy_only
 
 hypothesis = pytest.importorskip("hypothesis", reason="not run: hypothesis is not installed")
 from hypothesis import given, settings, strategies as st

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from package_calls import fastweight, ops, torch
+from package_calls import cpu_only, fastweight, needs_neighbours, no_fp64, ops, to_torch, torch
 
 if torch is None:
     pytest.skip("not run: torch is not installed", allow_module_level=True)
@@ -78,10 +78,11 @@ def test_grad_and_vmap_of_torch_func(op):
     assert is_same([x[0] for x in each.values()], expected)
 
 
+@no_fp64
 @pytest.mark.parametrize("name", NEIGHBOURS)
 def test_neighbours_under_torch_func(name):
     inputs, options = NEIGHBOURS[name]
-    tensors = {key: torch.from_numpy(x) for key, x in inputs.items()}
+    tensors = {key: to_torch(x) for key, x in inputs.items()}
 
     def loss(given):
         answer = getattr(ops, name)(**given, **options)
@@ -157,6 +158,7 @@ def test_compiled_calls_keep_their_defaults():
 
 # ---- options and tensors ----
 
+@needs_neighbours
 def test_none_is_the_default_with_gradients_too():
     x = operands()
     none = dict(qk_norm=None, form=None, state_layout=None, gate_input=None, output_final_state=None, batch_invariant=None)
@@ -165,6 +167,7 @@ def test_none_is_the_default_with_gradients_too():
     assert ops.attention(*x[:3], window=None).requires_grad
 
 
+@needs_neighbours
 @pytest.mark.parametrize("requires_grad", (False, True))
 def test_words_that_only_a_step_or_another_function_takes(requires_grad):
     x = operands(requires_grad=requires_grad)
@@ -174,6 +177,7 @@ def test_words_that_only_a_step_or_another_function_takes(requires_grad):
         ops.short_conv(x[0][:, :, 0], torch.ones(K, 3), activation="sigmoid")
 
 
+@cpu_only("mkldnn tensors are on the CPU")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tensors_without_dense_memory():
     q, k, v, g, beta = operands(requires_grad=False)
@@ -259,6 +263,7 @@ def test_saved_states_that_a_hook_gives_back_in_another_form():
     assert is_same(torch.autograd.grad(loss, x), expected)
 
 
+@cpu_only("it is about threads and paths of the CPU")
 def test_threads_that_change_between_forward_and_backward():
     x, threads = operands(), torch.get_num_threads()
     expected = torch.autograd.grad(squares(*ours(*x)), x)
@@ -272,6 +277,7 @@ def test_threads_that_change_between_forward_and_backward():
         torch.set_num_threads(threads)
 
 
+@no_fp64
 def test_a_step_that_writes_what_a_graph_kept():
     x = [y.detach().double().requires_grad_() for y in operands()]
     state = torch.randn(1, H, K, K, dtype=torch.float64)
@@ -293,6 +299,7 @@ def test_a_step_that_writes_what_a_graph_kept():
     assert narrow.abs().max() > 0
 
 
+@cpu_only("it is about threads and paths of the CPU")
 def test_a_context_lives_as_long_as_its_graph():
     x = operands()
     gc.collect()

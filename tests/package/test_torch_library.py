@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from package_calls import arguments, environment, fastweight, ops, stored, torch
+from package_calls import DEVICE, IS_CUDA, arguments, cpu_only, environment, fastweight, needs_neighbours, ops, stored, to_torch, torch
 
 if torch is None:
     pytest.skip("not run: torch is not installed", allow_module_level=True)
@@ -43,7 +43,7 @@ def row_keywords(op, shape, dtype="f32"):
     inputs = {name: x.requires_grad_() for name, x in stored(call, dtype, as_torch=True).items()}
     found = arguments(call, inputs)
     if "cu_seqlens" in found:
-        found["cu_seqlens"] = torch.from_numpy(found["cu_seqlens"])
+        found["cu_seqlens"] = to_torch(found["cu_seqlens"])
     return found
 
 
@@ -56,10 +56,11 @@ def test_opcheck_of_rows(op):
     torch.library.opcheck(_library.OPERATORS[op].forward_op, operator_arguments(op, keywords, save=False))
 
 
+@needs_neighbours
 @pytest.mark.parametrize("name", NEIGHBOURS)
 def test_opcheck_of_neighbours(name):
     inputs, options = NEIGHBOURS[name]
-    keywords = {key: torch.from_numpy(x).float().requires_grad_() for key, x in inputs.items()}
+    keywords = {key: to_torch(x).float().requires_grad_() for key, x in inputs.items()}
     torch.library.opcheck(_library.OPERATORS[name].forward_op, operator_arguments(name, {**keywords, **options}))
 
 
@@ -129,10 +130,11 @@ def test_compiles_whole(op):
         assert torch.allclose(x, y, rtol=1e-5, atol=1e-6), name
 
 
+@needs_neighbours
 @pytest.mark.parametrize("name", NEIGHBOURS)
 def test_neighbours_compile_whole(name):
     inputs, options = NEIGHBOURS[name]
-    tensors = {key: torch.from_numpy(x).float().requires_grad_() for key, x in inputs.items()}
+    tensors = {key: to_torch(x).float().requires_grad_() for key, x in inputs.items()}
 
     def loss(given):
         answer = getattr(ops, name)(**given, **options)
@@ -213,7 +215,7 @@ def test_an_operand_that_was_written_after_the_forward():
 
 def test_autocast_casts_nothing():
     inputs = [x.detach() for x in leaves()]
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         o = ops.delta_rule(*inputs)[0]
         assert o.dtype == torch.float32 and torch.equal(o, ops.delta_rule(*inputs)[0])
         grad = [x.clone().requires_grad_() for x in inputs]
@@ -243,15 +245,17 @@ def test_results_by_name():
 
 def test_explain_and_errors_keep_their_words():
     q, k, v, beta = leaves()
-    assert "*cpu_" in ops.delta_rule(q, k, v, beta, explain=True)
+    assert f"*{DEVICE}_" in ops.delta_rule(q, k, v, beta, explain=True)
     with pytest.raises(ValueError, match=r"^delta_rule: beta has shape \[1,3\], allowed \[1,70,2\]|^delta_rule: beta"):
         ops.delta_rule(q, k, v, torch.rand(1, 3))
     with pytest.raises(ValueError, match="^delta_rule: form is 'fused', allowed \"auto\", \"chunk\", \"recurrent\", \"parallel\"$"):
         ops.delta_rule(q, k, v, beta, form="fused")
     with pytest.raises(ValueError, match="^delta_rule: o_dtype is 'int32'"):
         ops.delta_rule(q, k, v, beta, o_dtype="int32")
-    with pytest.raises(TypeError, match="^delta_rule: k is of type ndarray, allowed torch tensors where one is differentiated$"):
-        ops.delta_rule(q, k.detach().numpy(), v, beta)
+    error = ValueError if IS_CUDA else TypeError
+    text = "k is on cpu, the tensors before it are on cuda:0" if IS_CUDA else "k is of type ndarray, allowed torch tensors where one is differentiated"
+    with pytest.raises(error, match=f"^delta_rule: {text}$"):
+        ops.delta_rule(q, k.detach().cpu().numpy(), v, beta)
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "torch.bfloat16", torch.bfloat16, np.dtype("float16")))
@@ -263,6 +267,7 @@ def test_o_dtype(dtype):
     assert q.grad.dtype == torch.float32
 
 
+@cpu_only("it forces a path of the CPU, or starts with NumPy")
 def test_a_context_of_ones_own():
     q, k, v, beta = leaves()
     context = fastweight.Context(1, force_impl="reference_recurrent")
@@ -272,6 +277,7 @@ def test_a_context_of_ones_own():
     assert fastweight.last_impl() == "reference_recurrent" and torch.isfinite(q.grad).all()
 
 
+@needs_neighbours
 def test_modules_with_our_functions_copy():
     class Layer(torch.nn.Module):
         def __init__(self):
@@ -297,6 +303,7 @@ def test_a_tensor_subclass():
     assert torch.equal(found.as_subclass(torch.Tensor), expected)
 
 
+@cpu_only("it forces a path of the CPU, or starts with NumPy")
 def test_torch_is_imported_by_need_only():
     code = ("import sys, fastweight, numpy as np\n"
             "q = np.zeros((1, 4, 1, 8), np.float32)\n"

@@ -333,7 +333,7 @@ class Operator:
         for i in self.tensors:
             x = inputs[i]
             if x is not None and self.inputs[i] in NO_GRADIENT:
-                x = inputs[i] = torch.as_tensor(x)
+                x = inputs[i] = torch.as_tensor(x, device=inputs[0].device if isinstance(inputs[0], torch.Tensor) else None)
             if x is not None and not isinstance(x, torch.Tensor):
                 raise TypeError(f"{self.name}: {self.inputs[i]} is of type {type(x).__name__}, allowed torch tensors where one is differentiated")
             is_differentiated = is_differentiated or (x is not None and x.requires_grad)
