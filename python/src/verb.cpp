@@ -103,6 +103,8 @@ Verb::Verb(const std::string &operation, int direction, const std::string &label
 void Verb::read_tensor(const Argument &argument, PyObject *value, Filled *filled, fw_tensor *view) const {
   const Place place = {label_text(), argument.name.c_str()};
   const Reading reading = read_array(place, value, argument.field->kind == Kind::kWritten, view, &filled->kept, filled->may_be_stand_in);
+  if (reading.is_stand_in) filled->is_stand_in = true;
+  if (reading.is_stand_in && !filled->may_be_stand_in) return;  // nothing else of it was read
   const bool is_host = argument.field->kind == Kind::kTensor && (view->dtype == FW_I32 || view->dtype == FW_I64);
   if (is_host && reading.device == FW_DEVICE_CPU) {  // offsets and indices
     if (filled->cuda < 0) return;
@@ -118,7 +120,6 @@ void Verb::read_tensor(const Argument &argument, PyObject *value, Filled *filled
   }
   check_device(place, *filled, reading);
   if (reading.requires_grad) filled->requires_grad = true;
-  if (reading.is_stand_in) filled->is_stand_in = true;
   if (argument.pattern_of >= 0) {
     filled->patterns[argument.pattern_of] = reading.is_torch ? value : nullptr;
   }

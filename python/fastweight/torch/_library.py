@@ -22,6 +22,7 @@ LIBRARY = torch.library.Library("fastweight", "DEF")
 NO_GRADIENT = ("cu_seqlens", "start_positions")
 SEGMENT_ROWS = 64  # rows between two states of `saved`, whose width is a multiple of STATE_PAD; tests hold it to the engine
 STATE_PAD = 16
+VMAP_LEVELS = 64  # of torch's older vmap
 SCHEMA_TYPES = {"float | None": "float?", "float": "float", "int | None": "int?", "int": "int", "bool": "bool", "object": "ScalarType?",
                 "Array": "Tensor", "Array | None": "Tensor?", "Context | None": "int"}
 
@@ -144,11 +145,19 @@ def _each(name, call, info, in_dims, arguments):
     return kind(torch.stack(x) for x in zip(*results, strict=True)), kind([0] * len(results[0]))
 
 
+def _level(x):
+    """The innermost level of torch's older vmap that x has an axis of, 0 for none. The nesting that torch counts is that of a
+    thread, and a backward on CUDA runs in another one; without an axis of a level the answer to its removal has no element."""
+    if not isinstance(x, torch.Tensor) or not torch._C._functorch.is_legacy_batchedtensor(x):
+        return 0
+    return next((level for level in range(VMAP_LEVELS, 0, -1) if torch._remove_batch_dim(x, level, 0, 0).shape[0] > 0), 0)
+
+
 def _each_of_grads(name, op, arguments):
     """The same for torch's older vmap, which autograd.grad(is_grads_batched=True) and jacobian(vectorize=True) use."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    is_batched = [isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in arguments]
+    levels = [_level(x) for x in arguments]
+    level = max(levels)
+    is_batched = [x == level for x in levels]
     plain = [torch._remove_batch_dim(x, level, 0, 0) if batched else x for x, batched in zip(arguments, is_batched, strict=True)]
     size = next(x.shape[0] for x, batched in zip(plain, is_batched, strict=True) if batched)
     info = SimpleNamespace(batch_size=size)
