@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading costs about 0.4 us a torch tensor and 0.2 us a NumPy array; the attribute names are made once.
+// Reading costs about 0.2 us a torch tensor of 2.10 and later, else 0.5, and 0.2 us a NumPy array; the attribute names are made once.
 #include "arrays.hpp"
 
 #include <nanobind/ndarray.h>
 #include <string.h>
 
 #include "cuda.hpp"
+#include "exchange.hpp"
 
 namespace fastweight::python {
 namespace {
@@ -55,6 +56,7 @@ struct Torch {
   PyObject *is_grad_enabled = nullptr, *get_num_threads = nullptr, *parameter = nullptr;
   PyObject *forward_ad = nullptr, *mode_count = nullptr, *tracing_state = nullptr;
   PyObject *increment_version = nullptr, *increment_versions = nullptr;
+  const Exchange *exchange = nullptr;
 };
 
 const Torch *torch_if_loaded() {
@@ -81,6 +83,7 @@ const Torch *torch_if_loaded() {
     found.increment_version = nb::object(torch.attr("autograd").attr("graph").attr("increment_version")).release().ptr();
     found.increment_versions = nb::object(torch.attr("_C").attr("_increment_version")).release().ptr();
     found.tensor = nb::object(torch.attr("Tensor")).release().ptr();
+    found.exchange = find_exchange(found.tensor);
     known = found;
   } catch (nb::python_error &) {  // torch is being imported by another thread
     return nullptr;
@@ -143,25 +146,18 @@ void check_ndim(const Place &place, int64_t ndim) {
   if (ndim > FW_MAX_DIMS) throw_value_error(place, "has " + std::to_string(ndim) + " dimensions, allowed at most 5");
 }
 
-Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may_be_stand_in, fw_tensor *view) {
-  Reading reading;
-  reading.is_torch = true;
-  const PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(x));
-  if (type != torch.tensor && type != torch.parameter) {
-    reading.is_stand_in = true;
-    check_strided(place, x);
-    if (!may_be_stand_in) return reading;
-  }
+// Asks x for where it lies, its type, shape and strides. False: it is a stand-in and may not be one, the view is empty.
+bool ask_torch(const Place &place, PyObject *x, const Torch &torch, bool may_be_stand_in, fw_tensor *view, Reading *reading) {
   if (!is_true(x, names().is_cpu)) {
     if (!is_true(x, names().is_cuda)) {
       if (!may_be_stand_in && attribute_text(x, "device") == "meta") {
-        reading.is_stand_in = true;
-        return reading;
+        reading->is_stand_in = true;
+        return false;
       }
       throw_value_error(place, "is on the device " + attribute_text(x, "device") + ", allowed cpu and cuda");
     }
-    reading.device = FW_DEVICE_CUDA;
-    reading.cuda = static_cast<int>(PyLong_AsLong(call_method(x, names().get_device).ptr()));
+    reading->device = FW_DEVICE_CUDA;
+    reading->cuda = static_cast<int>(PyLong_AsLong(call_method(x, names().get_device).ptr()));
   }
   const nb::object dtype = attribute(x, names().dtype);
   view->dtype = FW_NONE;
@@ -175,8 +171,8 @@ Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may
     view->data = pointer_of_torch(x);
   } catch (nb::python_error &) {  // what torch.func wraps and what torch.export traces
     check_strided(place, x);
-    reading.is_stand_in = true;
-    if (!may_be_stand_in) return reading;
+    reading->is_stand_in = true;
+    if (!may_be_stand_in) return false;
     throw_value_error(place, "is a tensor of a torch.func transform or of a trace, allowed tensors with memory");
   }
   const nb::object shape = nb::steal(PyObject_GetAttr(x, names().shape));
@@ -189,10 +185,26 @@ Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may
   const Py_ssize_t ndim = PyTuple_Size(shape.ptr());
   check_ndim(place, ndim);
   view->ndim = static_cast<int32_t>(ndim);
-  bool may_be_part = true, is_empty = false;
   for (int i = 0; i < view->ndim; ++i) {
     view->shape[i] = item(shape.ptr(), i);
     view->strides[i] = item(stride.ptr(), i);
+  }
+  return true;
+}
+
+Reading read_torch(const Place &place, PyObject *x, const Torch &torch, bool may_be_stand_in, fw_tensor *view) {
+  Reading reading;
+  reading.is_torch = true;
+  const PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(x));
+  if (type != torch.tensor && type != torch.parameter) {
+    reading.is_stand_in = true;
+    check_strided(place, x);
+    if (!may_be_stand_in) return reading;
+  }
+  const bool is_read = torch.exchange != nullptr && !reading.is_stand_in && read_exchange(*torch.exchange, x, view, &reading);
+  if (!is_read && !ask_torch(place, x, torch, may_be_stand_in, view, &reading)) return reading;
+  bool may_be_part = true, is_empty = false;
+  for (int i = 0; i < view->ndim; ++i) {
     may_be_part = may_be_part && (view->shape[i] == 1 || view->strides[i] % 2 == 0);
     is_empty = is_empty || view->shape[i] == 0;
   }

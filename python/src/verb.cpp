@@ -364,7 +364,11 @@ void Plan::bind(Slot *slot, nb::object value, Filled *filled) {
   const Argument &argument = verb_->arguments_[slot->argument];
   const Place place = {verb_->label_text(), argument.name.c_str()};
   fw_tensor found = {};
+  const bool before = filled->requires_grad;
+  filled->requires_grad = false;
   verb_->read_tensor(argument, value.ptr(), filled, &found);
+  slot->requires_grad = filled->requires_grad;
+  filled->requires_grad = filled->requires_grad || before;
   fw_tensor &prepared = filled->at<fw_tensor>(argument.field->offset);
   check_same(place, "plan", found, prepared);
   prepared.data = found.data;
@@ -392,9 +396,15 @@ nb::object Plan::call(const nb::args &tensors, const nb::kwargs &others) {
         ++n_used;
       }
     }
+    const void *data = filled_.at<fw_tensor>(verb_->arguments_[slots_[i].argument].field->offset).data;
+    if (i >= n_positional_ && was_called_ && value.is(slots_[i].current) && has_memory_at(value.ptr(), data)) {
+      filled_.requires_grad = filled_.requires_grad || slots_[i].requires_grad;
+      continue;
+    }
     bind(&slots_[i], std::move(value), &filled_);
   }
   if (n_used != others.size()) throw nb::type_error((verb_->label_ + ": a name is given that the plan has no tensor for").c_str());
+  was_called_ = true;
   verb_->check_grad(filled_);
   const CudaGuard guard(filled_.cuda);
   nb::object results = out_.is_none() ? verb_->allocate_outputs(&filled_) : out_;
@@ -404,10 +414,12 @@ nb::object Plan::call(const nb::args &tensors, const nb::kwargs &others) {
   } else {
     verb_->run(filled_, nullptr, workspace_.data(), workspace_.size());
   }
-  if (!out_.is_none()) tell_written(out_.ptr());
+  nb::list written;
+  if (is_torch(out_.ptr())) written.append(out_);
   for (const Slot &slot : slots_) {
-    if (filled_.is_torch && is_written(verb_->arguments_[slot.argument])) tell_written(slot.current.ptr());
+    if (filled_.is_torch && is_written(verb_->arguments_[slot.argument])) written.append(slot.current);
   }
+  tell_all_written(written);
   return results;
 }
 

@@ -129,7 +129,8 @@ class Plan {
   friend class Chain;
   struct Slot {
     size_t argument;     // of the verb
-    nb::object current;  // the tensor
+    nb::object current;  // the tensor; given by keyword, nothing of it is read again while it stays and has the same memory
+    bool requires_grad = false;
   };
   void bind(Slot *slot, nb::object value, Filled *filled);
 
@@ -137,6 +138,7 @@ class Plan {
   Filled filled_;
   std::vector<Slot> slots_;
   size_t n_positional_ = 0;
+  bool was_called_ = false;
   nb::object out_;  // None: a new result each call
   std::vector<nb::object> out_kept_;
   uint64_t workspace_size_ = 0;

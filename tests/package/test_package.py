@@ -16,6 +16,7 @@ def test_info_says_what_runs():
     assert lines[0].startswith(f"fastweight {fastweight.__version__}, Python {sys.version_info.major}.")
     assert any(line.split() == ["level", fastweight.default_context().cpu_level] for line in lines)
     assert any(line.startswith("threads ") for line in lines)
+    assert any(line.startswith("CUDA ") for line in lines)
     assert sum(line.startswith("  *cpu_") for line in lines) == 2
 
 
