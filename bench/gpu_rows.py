@@ -21,6 +21,7 @@ from gpu_timer import Timer, ceilings, host_us
 from machine import commit, versions
 
 import fastweight
+import fastweight.torch  # here, not in the first call that has gradients
 from fastweight import ops
 from fastweight.ops import _build
 
