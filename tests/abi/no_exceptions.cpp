@@ -93,6 +93,8 @@ int main() {
   expect_refused(fw::try_step(context, bad.desc, workspace), "delta_rule: ");
 
   std::string text;
+  expect_ok(fw::try_cuda_devices(text), "try_cuda_devices");
+  expect(!text.empty(), "there is a line for each device, or for none");
   expect_ok(fw::try_explain(context, whole.desc, FW_FORWARD, text), "try_explain");
   expect(text.find('*') != std::string::npos, "explain names the chosen one");
   expect_refused(fw::try_explain(context, bad.desc, FW_FORWARD, text), "beta has shape [1,4,1]");
