@@ -49,9 +49,9 @@ def _context(label, number):
     return found
 
 
-def _forces_another_form(context):
+def _forces_what_saves_nothing(context):
     forced = (context.force_impl if context is not None else "") or os.environ.get("FW_IMPL", "")
-    return forced != "" and "_chunk" not in forced
+    return forced != "" and not any((x.startswith("cpu_") and x.endswith("_chunk")) or x == "cuda_portable" for x in forced.split(","))
 
 
 def _dtype(label, name, value):
@@ -350,7 +350,7 @@ class Operator:
             self._refuse_tangents(inputs)
         save = []
         if self.saves:  # the chunk form alone saves, in float32; a graph of torch.jit.trace is the same with and without gradients
-            has_saved = (given["form"] in ("auto", "chunk") and given["q"].dtype != torch.float64 and not _forces_another_form(context)
+            has_saved = (given["form"] in ("auto", "chunk") and given["q"].dtype != torch.float64 and not _forces_what_saves_nothing(context)
                          and not torch.jit.is_tracing())
             save = [is_differentiated and has_saved and torch.is_grad_enabled()]
         found = self.run(*inputs, *save)
