@@ -356,6 +356,7 @@ Plan::Plan(const Verb &verb, const nb::tuple &values, const nb::object &out) : v
     if (static_cast<int>(i) < verb.n_positional_) n_positional_ = slots_.size();
   }
   const CudaGuard guard(filled_.cuda);
+  cuda_ = filled_.cuda;
   workspace_size_ = verb.workspace_size(filled_, verb.direction_);
   if (filled_.cuda < 0) workspace_.resize(workspace_size_);
 }
@@ -405,6 +406,10 @@ nb::object Plan::call(const nb::args &tensors, const nb::kwargs &others) {
   }
   if (n_used != others.size()) throw nb::type_error((verb_->label_ + ": a name is given that the plan has no tensor for").c_str());
   was_called_ = true;
+  if (filled_.cuda != cuda_) {
+    throw_value_error({verb_->label_text(), verb_->arguments_[slots_[0].argument].name.c_str()},
+                      "is on " + device_text(filled_.cuda) + ", the plan was made for " + device_text(cuda_));
+  }
   verb_->check_grad(filled_);
   const CudaGuard guard(filled_.cuda);
   nb::object results = out_.is_none() ? verb_->allocate_outputs(&filled_) : out_;

@@ -141,6 +141,7 @@ class Plan {
   bool was_called_ = false;
   nb::object out_;  // None: a new result each call
   std::vector<nb::object> out_kept_;
+  int cuda_ = -1;  // the device that it was made for, see Reading
   uint64_t workspace_size_ = 0;
   std::vector<unsigned char> workspace_;  // on CUDA each call has its own: two streams, or two graphs, may not share one
   std::atomic<bool> is_busy_{false};

@@ -107,6 +107,8 @@ def test_refusals():
         ops.chain([plan], (q,))
     with pytest.raises(ValueError, match="^linear_attn_step: k is on cpu, the tensors before it are on cuda:0$"):
         plan(q, q.cpu(), q)
+    with pytest.raises(ValueError, match="^linear_attn_step: q is on cpu, the plan was made for cuda:0$"):
+        plan(q.cpu(), q.cpu(), q.cpu(), state=state.cpu())
 
 
 # ---- order and memory ----
