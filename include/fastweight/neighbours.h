@@ -9,6 +9,10 @@
  *     fw_<op>_backward(context, desc, grads, workspace, workspace_size)
  *     fw_<op>_step(...)          where the operation has a state; the others are called with few rows instead
  *     fw_<op>_explain(context, desc, direction, text, capacity, &needed)
+ *
+ * On CUDA work is ordered on `stream`, a cudaStream_t of the device that is current on the calling thread (NULL: its default
+ * stream), and every tensor and the workspace are memory of that device; cu_seqlens, indices, lengths and positions are clamped
+ * by the kernels, not checked. More: `stream` of fw_recurrence.
  */
 #ifndef FASTWEIGHT_NEIGHBOURS_H
 #define FASTWEIGHT_NEIGHBOURS_H
@@ -51,6 +55,7 @@ typedef struct fw_short_conv {
   fw_tensor cu_seqlens;              /* as in fw_recurrence */
   fw_tensor y, final_state;          /* [B,T,D]; [N,D,W-1] or absent */
   fw_tensor state, state_indices;    /* step: [slots,D,W-1] in place; int32 [N], negative skips (y rows 0) */
+  void *stream; /* CUDA only: see above */
 } fw_short_conv;
 typedef struct fw_short_conv_grads {
   uint32_t struct_size;
@@ -75,6 +80,7 @@ typedef struct fw_norm {
   fw_activation gate_activation; /* read when gate is given; NONE is refused then */
   double eps;                    /* 0 means the default */
   fw_tensor x, weight, gate, y;
+  void *stream; /* CUDA only: see above */
 } fw_norm;
 typedef struct fw_norm_grads {
   uint32_t struct_size;
@@ -105,6 +111,7 @@ typedef struct fw_gate_activation {
   double lower_bound; /* BOUNDED; 0 means -5 */
   fw_tensor x, a_log, dt_bias; /* a_log [HV], dt_bias [HV] or [HV,K], fp32, may be absent (0) */
   fw_tensor y;
+  void *stream; /* CUDA only: see above */
 } fw_gate_activation;
 typedef struct fw_gate_activation_grads {
   uint32_t struct_size;
@@ -123,6 +130,7 @@ typedef struct fw_feature_map {
   fw_feature_map_kind kind;
   uint32_t reserved;
   fw_tensor x, y; /* same shape, 1 to 5 dimensions */
+  void *stream; /* CUDA only: see above */
 } fw_feature_map;
 typedef struct fw_feature_map_grads {
   uint32_t struct_size;
@@ -154,6 +162,7 @@ typedef struct fw_attention {
   fw_tensor k_cache, v_cache; /* step: [slots,capacity,HK,D], [slots,capacity,HK,DV], fp32, bf16 or fp16 */
   fw_tensor cache_lengths;    /* step: int64 [N] */
   fw_tensor cache_indices;    /* step: int32 [N] or absent; negative skips (o rows 0) */
+  void *stream; /* CUDA only: see above */
 } fw_attention;
 typedef struct fw_attention_grads {
   uint32_t struct_size;
@@ -173,6 +182,7 @@ typedef struct fw_linear {
   uint32_t options;
   uint32_t reserved;
   fw_tensor x, weight, bias, y;
+  void *stream; /* CUDA only: see above */
 } fw_linear;
 typedef struct fw_linear_grads {
   uint32_t struct_size;

@@ -1,30 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gate activations, SiLU and their derivatives as fp64 scalars, for the reference implementations.
+// Gate activations, SiLU and their derivatives as fp64 scalars, for the reference
+// implementations and for what fp32 cannot reach on CUDA.
 #pragma once
 #include <math.h>
 #include <stdint.h>
 
+#include "core/host_device.hpp"
 #include "fastweight/neighbours.h"
 
 namespace fw {
 
-inline double sigmoid_f64(double x) {
+FW_HOST_DEVICE inline double sigmoid_f64(double x) {
   const double e = ::exp(-::fabs(x));
   return (x >= 0 ? 1.0 : e) / (1.0 + e);
 }
 inline double softplus_f64(double x) { return (x > 0 ? x : 0.0) + ::log1p(::exp(-::fabs(x))); }
 // past +-1e4 both have reached their limits, which +-inf then gets
-inline double silu_f64(double x) { return (x < -1e4 ? -1e4 : x) * sigmoid_f64(x); }
-inline double silu_slope_f64(double x) {
+FW_HOST_DEVICE inline double silu_f64(double x) { return (x < -1e4 ? -1e4 : x) * sigmoid_f64(x); }
+FW_HOST_DEVICE inline double silu_slope_f64(double x) {
   const double inside = x < -1e4 ? -1e4 : x > 1e4 ? 1e4 : x;
   return sigmoid_f64(x) * (1.0 + inside * sigmoid_f64(-x));
 }
 
 // act(x) and its derivative, for NONE, SILU, SIGMOID
-inline double activation_f64(fw_activation kind, double x) {
+FW_HOST_DEVICE inline double activation_f64(fw_activation kind, double x) {
   return kind == FW_ACTIVATION_SILU ? silu_f64(x) : kind == FW_ACTIVATION_SIGMOID ? sigmoid_f64(x) : x;
 }
-inline double activation_slope_f64(fw_activation kind, double x) {
+FW_HOST_DEVICE inline double activation_slope_f64(fw_activation kind, double x) {
   if (kind == FW_ACTIVATION_SILU) return silu_slope_f64(x);
   return kind == FW_ACTIVATION_SIGMOID ? sigmoid_f64(x) * sigmoid_f64(-x) : 1.0;
 }

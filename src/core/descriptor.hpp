@@ -83,9 +83,11 @@ inline int64_t find_repeated_slot(const fw_tensor &indices, int64_t n_sequences,
   return -1;
 }
 
-// The slots of a pool, one a sequence: int32 [N], negative skips, below `slots`, no slot twice. with_data: read them.
+// The slots of a pool, one a sequence: int32 [N], negative skips, below `slots`, no slot twice. with_data: the pointer is there;
+// the numbers are read when the call is the CPU's.
 inline fw_status check_state_indices(const char *op, const fw_tensor &indices, int64_t n_sequences, int64_t slots,
-                                     bool with_data, const char *pool = "state", const char *name = "state_indices") {
+                                     bool with_data, const char *pool = "state", const char *name = "state_indices",
+                                     fw_device device = FW_DEVICE_CPU) {
   if (!given(indices)) {
     if (slots >= n_sequences) return FW_OK;
     return fail(FW_INVALID_ARGUMENT, "%s: %s has %lld slots, expected at least N = %lld without %s", op, pool,
@@ -94,7 +96,7 @@ inline fw_status check_state_indices(const char *op, const fw_tensor &indices, i
   const fw_dtype allowed[] = {FW_I32};
   FW_TRY(check_dtype(op, name, indices, allowed, 1));
   FW_TRY(check_tensor(op, name, indices, &n_sequences, 1, with_data));
-  if (!with_data) return FW_OK;
+  if (!with_data || device != FW_DEVICE_CPU) return FW_OK;
   const int32_t *data = static_cast<const int32_t *>(indices.data);
   const int64_t stride = indices.strides[0];
   for (int64_t i = 0; i < n_sequences; ++i) {

@@ -31,6 +31,19 @@ struct Impl {
   fw_status (*run_on_device)(fw_context &, const Problem &, void *workspace) = nullptr;  // orders work on a stream, which can
 };
 
+// Candidates as an operation's list: `first`, then `rest`.
+template <class Problem, size_t kCount>
+struct ImplList {
+  Impl<Problem> impls[kCount];
+  static constexpr int32_t count() { return kCount; }
+};
+template <class Problem, size_t kCount>
+constexpr ImplList<Problem, kCount + 1> list_of(const Impl<Problem> &first, const Impl<Problem> (&rest)[kCount]) {
+  ImplList<Problem, kCount + 1> all = {{first}};
+  for (size_t i = 0; i < kCount; ++i) all.impls[i + 1] = rest[i];
+  return all;
+}
+
 // Whether `name` is one of the comma-separated names.
 inline bool name_in_list(const char *names, const char *name) {
   const size_t length = strlen(name);

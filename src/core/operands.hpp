@@ -67,7 +67,7 @@ inline fw_status check_outputs(const char *op, const Operand *outputs, int32_t n
   return FW_OK;
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+FW_HOST_DEVICE inline int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 // A product of sizes for Ledger::take: -1, which it counts as an overflow, when it does not fit.
 inline int64_t product(int64_t a, int64_t b) {
   int64_t c;

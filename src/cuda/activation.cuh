@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gate activations and their gradients on the device, in fp64: exp, log1p and the sums inside then neither overflow nor
-// cancel at any fp32 logit, and every result is rounded once. Formulas: gate_input of fastweight/recurrence.h.
+// Gate activations and their gradients on the device, and SiLU and sigmoid. The gates are in fp64: exp, log1p and the sums inside
+// then neither overflow nor cancel at any fp32 logit, and every result is rounded once. Formulas: gate_input of
+// fastweight/recurrence.h.
 #pragma once
+#include "core/activation_f64.hpp"
 #include "fastweight/neighbours.h"
 
 namespace fw::cuda {
@@ -53,6 +55,29 @@ __device__ inline GateGradient activate_gate_gradient(const GateSettings &s, flo
     case FW_GATE_KIND_BETA: return {static_cast<float>(slope), 0};
     default: return {static_cast<float>(2 * slope), 0};
   }
+}
+
+// In fp32 down to -80; below it exp is near the end of fp32's range and x exp(x) is wanted to its last bit.
+constexpr float kFarLeft = -80.0f;
+__device__ __noinline__ inline float far_activation(fw_activation kind, float x) { return static_cast<float>(activation_f64(kind, x)); }
+__device__ __noinline__ inline float far_silu_slope(float x) { return static_cast<float>(silu_slope_f64(x)); }
+__device__ inline float sigmoid_f32(float x) {
+  if (x < kFarLeft) return far_activation(FW_ACTIVATION_SIGMOID, x);
+  const float e = expf(-fabsf(x));
+  return (x >= 0 ? 1.0f : e) / (1.0f + e);
+}
+__device__ inline float silu(float x) { return x < kFarLeft ? far_activation(FW_ACTIVATION_SILU, x) : x * sigmoid_f32(x); }
+__device__ inline float silu_slope(float x) {
+  if (x < kFarLeft || x > 1e4f) return far_silu_slope(x);
+  return sigmoid_f32(x) * fmaf(x, sigmoid_f32(-x), 1.0f);
+}
+// act(x) and its derivative: NONE, SILU, SIGMOID
+__device__ inline float activate(fw_activation kind, float x) {
+  return kind == FW_ACTIVATION_SILU ? silu(x) : kind == FW_ACTIVATION_SIGMOID ? sigmoid_f32(x) : x;
+}
+__device__ inline float activation_slope(fw_activation kind, float x) {
+  if (kind == FW_ACTIVATION_SILU) return silu_slope(x);
+  return kind == FW_ACTIVATION_SIGMOID ? sigmoid_f32(x) * sigmoid_f32(-x) : 1.0f;
 }
 
 }  // namespace fw::cuda

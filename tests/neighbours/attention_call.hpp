@@ -101,12 +101,8 @@ struct AttentionCall {
     ASSERT_EQ(run_backward<attention_api>(context, without_o, grads), FW_OK) << fw_last_error();
   }
   void step(fw_context *context) {
-    uint64_t bytes = 0;
-    ASSERT_EQ(fw_attention_workspace_size(context, &desc, FW_STEP, &bytes), FW_OK) << fw_last_error();
-    ASSERT_EQ(fw_attention_check(context, &desc, nullptr, FW_STEP), FW_OK) << fw_last_error();
-    ASSERT_EQ(with_workspace(bytes, [&](void *w, uint64_t n) { return fw_attention_step(context, &desc, w, n); }),
-              FW_OK)
-        << fw_last_error();
+    const auto run = [&](const auto &d, const auto &, void *w, uint64_t n) { return fw_attention_step(context, &d, w, n); };
+    ASSERT_EQ(run_verb<attention_api>(context, desc, nullptr, FW_STEP, run), FW_OK) << fw_last_error();
   }
 };
 

@@ -16,7 +16,9 @@
 
 #include "core/tensor.hpp"
 #include "cpu/levels.hpp"
+#include "cuda/device.hpp"
 #include "fastweight/fastweight.h"
+#include "neighbours/on_device.hpp"
 
 namespace fwtest {
 
@@ -184,23 +186,24 @@ class TestTensor {
   }
 
   fw_tensor t_ = {};
-  std::vector<uint8_t> bytes_;
+  KnownBytes bytes_;
   int64_t first_ = 0;
 };
 
-// `bytes` at an odd address, NaN before the call, a band after them.
+// `bytes` at an odd address, NaN before the call, bands on both sides.
 class TestWorkspace {
  public:
-  explicit TestWorkspace(uint64_t bytes) : size_(bytes), memory_(bytes + 1 + kGuard, 0xff) {}
-  void *data() { return memory_.data() + 1; }
+  explicit TestWorkspace(uint64_t bytes) : size_(bytes), memory_(bytes + 1 + 2 * kGuard, 0xff) {}
+  void *data() { return memory_.data() + kGuard + 1; }
   uint64_t size() const { return size_; }
   bool guard_intact() const {
-    return memory_[0] == 0xff &&
-           std::all_of(memory_.end() - kGuard, memory_.end(), [](uint8_t b) { return b == 0xff; });
+    const auto is_intact = [](uint8_t b) { return b == 0xff; };
+    return std::all_of(memory_.begin(), memory_.begin() + kGuard + 1, is_intact) &&
+           std::all_of(memory_.end() - kGuard, memory_.end(), is_intact);
   }
+  static constexpr int64_t kGuard = 255;  // odd: on a device, where copies are aligned, the workspace is at an odd address too
 
  private:
-  static constexpr int64_t kGuard = 256;
   uint64_t size_;
   std::vector<uint8_t> memory_;
 };
@@ -230,8 +233,11 @@ class TestContext {
   fw_context *context_ = nullptr;
 };
 
-// Implementations by level, and whether this machine runs them ("" or the reason why not).
-inline std::vector<std::string> impl_names() { return {"reference", "cpu_baseline", "cpu_avx2", "cpu_avx512"}; }
+// Implementations of the device under test, and whether this machine runs them ("" or the reason why not).
+inline std::vector<std::string> impl_names() {
+  if (fw::test::is_on_cuda()) return {"cuda"};
+  return {"reference", "cpu_baseline", "cpu_avx2", "cpu_avx512"};
+}
 inline std::string why_not_run(const std::string &impl) {
   for (int32_t level = 0; level < fw::kLevelCount; ++level) {
     if (impl == std::string("cpu_") + fw::level_name(level) && !fw::level_is_available(level)) {
@@ -248,6 +254,17 @@ inline std::vector<std::string> impls_that_run() {
   return names;
 }
 
+// What a call with device CUDA is told where there is none; "" where there is one.
+inline std::string cuda_refusal(const std::string &op) {
+  fw::Reason reason;
+  if (fw::cuda::is_available(8, 0, reason)) return "";
+  std::string all = op + ": no implementation accepts this call (cuda: " + reason.text;
+  for (const char *name : {"cpu_avx512", "cpu_avx2", "cpu_baseline", "reference"}) {
+    all += std::string("; ") + name + ": device is 1, this runs on 0 (CPU)";
+  }
+  return all + ")";
+}
+
 // calls
 // The verbs of an operation as a type: FWTEST_API(norm) declares norm_api.
 #define FWTEST_API(op)                                                                \
@@ -261,28 +278,38 @@ inline std::vector<std::string> impls_that_run() {
     [[maybe_unused]] static constexpr auto explain = fw_##op##_explain;               \
   }
 
-template <class Call>
-fw_status with_workspace(uint64_t bytes, Call call) {
+// One call of a verb with a workspace of exactly the size asked for: f(desc, grads, workspace, size).
+template <class Desc, class Grads, class Call>
+fw_status with_workspace(fw_context *context, const Desc &desc, const Grads &grads, uint64_t bytes, Call f) {
   TestWorkspace workspace(bytes);
-  const fw_status status = call(bytes ? workspace.data() : nullptr, bytes);
+  const fw_status status = call_on_device<Desc, Grads>(
+      context, desc, grads, bytes ? workspace.data() : nullptr, bytes, TestWorkspace::kGuard,
+      [&](const Desc &d, const Grads &g, void *memory) { return f(d, g, memory, bytes); });
   EXPECT_TRUE(workspace.guard_intact()) << "the call wrote past its workspace of " << bytes << " bytes";
   return status;
 }
+// The same for any verb of an operation: run(context, desc, workspace, size), of a backward with grads.
+template <class Api, class Run>
+fw_status run_verb(fw_context *context, typename Api::Desc desc, const typename Api::Grads *grads, fw_direction direction, Run run) {
+  uint64_t bytes = 0;
+  desc.device = device_of(context);
+  const fw_status status = Api::workspace_size(context, &desc, direction, &bytes);
+  if (status != FW_OK) return status;
+  EXPECT_EQ(Api::check(context, &desc, grads, direction), FW_OK) << fw_last_error();
+  const typename Api::Grads none = {};
+  return with_workspace(context, desc, grads ? *grads : none, bytes, run);
+}
 template <class Api>
 fw_status run_forward(fw_context *context, const typename Api::Desc &desc) {
-  uint64_t bytes = 0;
-  const fw_status status = Api::workspace_size(context, &desc, FW_FORWARD, &bytes);
-  if (status != FW_OK) return status;
-  EXPECT_EQ(Api::check(context, &desc, nullptr, FW_FORWARD), FW_OK) << fw_last_error();
-  return with_workspace(bytes, [&](void *w, uint64_t n) { return Api::forward(context, &desc, w, n); });
+  return run_verb<Api>(context, desc, nullptr, FW_FORWARD, [&](const auto &d, const auto &, void *w, uint64_t n) {
+    return Api::forward(context, &d, w, n);
+  });
 }
 template <class Api>
 fw_status run_backward(fw_context *context, const typename Api::Desc &desc, const typename Api::Grads &grads) {
-  uint64_t bytes = 0;
-  const fw_status status = Api::workspace_size(context, &desc, FW_BACKWARD, &bytes);
-  if (status != FW_OK) return status;
-  EXPECT_EQ(Api::check(context, &desc, &grads, FW_BACKWARD), FW_OK) << fw_last_error();
-  return with_workspace(bytes, [&](void *w, uint64_t n) { return Api::backward(context, &desc, &grads, w, n); });
+  return run_verb<Api>(context, desc, &grads, FW_BACKWARD, [&](const auto &d, const auto &g, void *w, uint64_t n) {
+    return Api::backward(context, &d, &g, w, n);
+  });
 }
 
 // A test for every implementation; says "not run" where the machine lacks the level.

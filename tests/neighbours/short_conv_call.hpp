@@ -109,11 +109,9 @@ struct ConvCall {
 };
 
 inline fw_status run_step(fw_context *context, const fw_short_conv &desc) {
-  uint64_t bytes = 0;
-  const fw_status status = fw_short_conv_workspace_size(context, &desc, FW_STEP, &bytes);
-  if (status != FW_OK) return status;
-  EXPECT_EQ(fw_short_conv_check(context, &desc, nullptr, FW_STEP), FW_OK) << fw_last_error();
-  return with_workspace(bytes, [&](void *w, uint64_t n) { return fw_short_conv_step(context, &desc, w, n); });
+  return run_verb<short_conv_api>(context, desc, nullptr, FW_STEP, [&](const auto &d, const auto &, void *w, uint64_t n) {
+    return fw_short_conv_step(context, &d, w, n);
+  });
 }
 
 struct ConvTruth {

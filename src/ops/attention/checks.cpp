@@ -11,8 +11,6 @@ namespace fw::attention {
 namespace {
 
 constexpr const char *kOp = Op::kName;
-constexpr int64_t kMaxPosition = int64_t{1} << 52;  // exact in fp64, and positions + rows stay far from overflow
-
 constexpr int64_t kNoWindow = int64_t{1} << 60;  // past every position, and position + reach does not overflow
 
 long long ll(int64_t x) { return static_cast<long long>(x); }
@@ -23,12 +21,12 @@ fw_status check_number(const char *name, double x, bool is_positive) {
               is_positive ? "0 or a positive number" : "a finite number");
 }
 
-// One int64 a sequence, 0 to kMaxPosition.
-fw_status check_positions(const char *name, const fw_tensor &t, int64_t n, bool with_data) {
+// One int64 a sequence, 0 to kMaxPosition; of the CPU's calls the numbers are read.
+fw_status check_positions(const char *name, const fw_tensor &t, int64_t n, bool with_data, fw_device device) {
   const fw_dtype allowed[] = {FW_I64};
   FW_TRY(check_tensor(kOp, name, t, &n, 1, with_data));
   FW_TRY(check_dtype(kOp, name, t, allowed, 1));
-  for (int64_t i = 0; with_data && i < n; ++i) {
+  for (int64_t i = 0; with_data && device == FW_DEVICE_CPU && i < n; ++i) {
     const int64_t at = load_int(t, i);
     if (at < 0 || at > kMaxPosition) {
       return fail(FW_INVALID_ARGUMENT, "%s: %s[%lld] is %lld, allowed 0 to 2^52", kOp, name, ll(i), ll(at));
@@ -60,7 +58,7 @@ fw_status check_shapes(const fw_attention &d, bool with_data, Problem *p) {
   FW_TRY(check_float(kOp, "k", d.k, k_shape, 4, p->is_f64, with_data));
   FW_TRY(check_float(kOp, "v", d.v, v_shape, 4, p->is_f64, with_data));
   p->N = p->B;
-  if (given(d.cu_seqlens)) FW_TRY(check_cu_seqlens(kOp, d.cu_seqlens, p->B, p->T, with_data, &p->N));
+  if (given(d.cu_seqlens)) FW_TRY(check_cu_seqlens(kOp, d.cu_seqlens, p->B, p->T, with_data, &p->N, p->device));
   return FW_OK;
 }
 
@@ -89,8 +87,8 @@ fw_status check_caches(const fw_attention &d, bool with_data, Problem *p) {
   FW_TRY(check_float(kOp, "v_cache", d.v_cache, v_shape, 4, p->is_f64, with_data));
   if (p->capacity < 1)
     return fail(FW_INVALID_ARGUMENT, "%s: k_cache has capacity %lld, allowed at least 1", kOp, ll(p->capacity));
-  FW_TRY(check_positions("cache_lengths", d.cache_lengths, p->N, with_data));
-  FW_TRY(check_state_indices(kOp, d.cache_indices, p->N, slots, with_data, "k_cache", "cache_indices"));
+  FW_TRY(check_positions("cache_lengths", d.cache_lengths, p->N, with_data, p->device));
+  FW_TRY(check_state_indices(kOp, d.cache_indices, p->N, slots, with_data, "k_cache", "cache_indices", p->device));
   if (p->reach > p->capacity) p->reach = p->capacity;
   p->k_cache = d.k_cache;
   p->v_cache = d.v_cache;
@@ -107,6 +105,7 @@ fw_status Op::make_problem(const Desc &d, const Grads *grads, fw_direction direc
   p = Problem{};
   p.direction = direction;
   p.device = d.device;
+  p.stream = d.stream;
   FW_TRY(check_device(kOp, d.device));
   FW_TRY(check_shapes(d, with_data, &p));
   FW_TRY(check_numbers(d, &p));
@@ -131,7 +130,7 @@ fw_status Op::make_problem(const Desc &d, const Grads *grads, fw_direction direc
     FW_TRY(check_absent(kOp, "v_cache", d.v_cache, "caches are for step only"));
     FW_TRY(check_absent(kOp, "cache_lengths", d.cache_lengths, "caches are for step only"));
     FW_TRY(check_absent(kOp, "cache_indices", d.cache_indices, "caches are for step only"));
-    if (given(d.start_positions)) FW_TRY(check_positions("start_positions", d.start_positions, p.N, with_data));
+    if (given(d.start_positions)) FW_TRY(check_positions("start_positions", d.start_positions, p.N, with_data, p.device));
     p.start_positions = d.start_positions;
   }
   if (direction != FW_BACKWARD) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The candidates of causal softmax attention, best first.
 #include "cpu/level_impl.hpp"
+#include "cuda/candidate.hpp"
 #include "ops/attention/problem.hpp"
 
 namespace fw::attention {
@@ -18,13 +19,14 @@ struct Paths {
   static constexpr auto reference_workspace = attention::reference_workspace;
   static constexpr auto reference_run = attention::reference_run;
 };
-using Impls = LevelImpls<Problem, Paths>;
+
+constexpr auto kCandidates = list_of(cuda::Candidate<Problem, CudaPath>::kImpl, LevelImpls<Problem, Paths>::kList);
 
 }  // namespace
 
 const Impl<Problem> *Op::impls(int32_t *n) {
-  *n = Impls::kCount;
-  return Impls::kList;
+  *n = kCandidates.count();
+  return kCandidates.impls;
 }
 
 }  // namespace fw::attention

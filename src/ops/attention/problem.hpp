@@ -11,9 +11,12 @@
 
 namespace fw::attention {
 
+constexpr int64_t kMaxPosition = int64_t{1} << 52;  // exact in fp64, and positions + rows stay far from overflow
+
 struct Problem {
   fw_direction direction;
   fw_device device;
+  void *stream;  // CUDA: a cudaStream_t
   bool is_f64;  // all operands fp64: reference only
   int64_t B, T, N, HQ, HK, D, DV;
   int64_t reach;        // a row sees its own position and the reach - 1 before it
@@ -23,8 +26,8 @@ struct Problem {
   fw_tensor k_cache, v_cache, cache_lengths, cache_indices;  // step
   fw_tensor d_o, dq, dk, dv;                                 // backward; dq, dk, dv may be absent
 
-  int64_t group() const { return HQ / HK; }
-  int64_t rows() const { return B * T; }
+  FW_HOST_DEVICE int64_t group() const { return HQ / HK; }
+  FW_HOST_DEVICE int64_t rows() const { return B * T; }
 };
 
 // One sequence of the call.
@@ -39,7 +42,7 @@ Sequence sequence(const Problem &p, int64_t n);
 int64_t first_row_of_none(const Problem &p);
 
 // Element offset of row t of a batch entry, head h.
-inline int64_t row_offset(const fw_tensor &tensor, int64_t batch, int64_t t, int64_t h) {
+FW_HOST_DEVICE inline int64_t row_offset(const fw_tensor &tensor, int64_t batch, int64_t t, int64_t h) {
   return batch * tensor.strides[0] + t * tensor.strides[1] + h * tensor.strides[2];
 }
 
@@ -63,5 +66,11 @@ void reference_run(fw_context &context, const Problem &p, void *workspace);
 // The vector path.
 uint64_t cpu_workspace(const fw_context &context, const Problem &p);
 void cpu_run(fw_context &context, const Problem &p, int32_t level, void *workspace);
+
+// The kernels of cuda.cu.
+struct CudaPath {
+  static uint64_t workspace(const fw_context &context, const Problem &p);
+  static fw_status run(fw_context &context, const Problem &p, void *memory);
+};
 
 }  // namespace fw::attention

@@ -13,6 +13,7 @@ fw_status FeatureMap::make_problem(const Desc &desc, const Grads *grads, fw_dire
     return fail(FW_INVALID_ARGUMENT, "%s: kind is %d, allowed 0 to 3", kName, desc.kind);
   }
   p->device = desc.device;
+  p->stream = desc.stream;
   p->direction = direction;
   p->kind = desc.kind;
   p->x = desc.x;

@@ -3,6 +3,7 @@
 #include "core/ledger.hpp"
 #include "core/operands.hpp"
 #include "cpu/level_impl.hpp"
+#include "cuda/candidate.hpp"
 #include "ops/feature_map/kernels.hpp"
 
 namespace fw::feature_map {
@@ -39,11 +40,13 @@ struct Ops {
   }
 };
 
+constexpr auto kCandidates = list_of(cuda::Candidate<Problem, CudaPath>::kImpl, LevelImpls<Problem, Ops>::kList);
+
 }  // namespace
 
 const Impl<Problem> *FeatureMap::impls(int32_t *n) {
-  *n = LevelImpls<Problem, Ops>::kCount;
-  return LevelImpls<Problem, Ops>::kList;
+  *n = kCandidates.count();
+  return kCandidates.impls;
 }
 
 }  // namespace fw::feature_map

@@ -9,6 +9,7 @@ namespace fw::feature_map {
 
 struct Problem {
   fw_device device;
+  void *stream;  // CUDA: a cudaStream_t
   fw_direction direction;
   fw_feature_map_kind kind;
   bool is_f64;
@@ -32,5 +33,11 @@ struct FeatureMap {
 constexpr int64_t kPieceLength = 1024;
 
 void reference_run(fw_context &context, const Problem &p, void *workspace);
+
+// The kernels of cuda.cu.
+struct CudaPath {
+  static uint64_t workspace(const fw_context &context, const Problem &p);
+  static fw_status run(fw_context &context, const Problem &p, void *memory);
+};
 
 }  // namespace fw::feature_map

@@ -27,6 +27,7 @@ fw_status check_settings(const fw_gate_activation &desc, Problem *p) {
     return fail(FW_INVALID_ARGUMENT, "%s: kind is %d, allowed 1 to 6", kOp, desc.kind);
   }
   p->device = desc.device;
+  p->stream = desc.stream;
   p->kind = desc.kind;
   p->normalizer = desc.normalizer == 0 ? 16.0 : desc.normalizer;
   p->lower_bound = desc.lower_bound == 0 ? -5.0 : desc.lower_bound;

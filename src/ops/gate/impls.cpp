@@ -4,6 +4,7 @@
 #include "core/ledger.hpp"
 #include "core/operands.hpp"
 #include "cpu/level_impl.hpp"
+#include "cuda/candidate.hpp"
 #include "ops/gate/kernels.hpp"
 
 namespace fw::gate {
@@ -52,11 +53,13 @@ struct Ops {
   }
 };
 
+constexpr auto kCandidates = list_of(cuda::Candidate<Problem, CudaPath>::kImpl, LevelImpls<Problem, Ops>::kList);
+
 }  // namespace
 
 const Impl<Problem> *GateActivation::impls(int32_t *n) {
-  *n = LevelImpls<Problem, Ops>::kCount;
-  return LevelImpls<Problem, Ops>::kList;
+  *n = kCandidates.count();
+  return kCandidates.impls;
 }
 
 }  // namespace fw::gate

@@ -10,6 +10,7 @@ namespace fw::gate {
 
 struct Problem {
   fw_device device;
+  void *stream;  // CUDA: a cudaStream_t
   fw_direction direction;
   fw_gate_kind kind;
   bool is_f64;
@@ -20,7 +21,7 @@ struct Problem {
   RowPlan plan;             // over tokens, of the first group: x, y (forward) or x, dy, dx (backward)
   int64_t group_stride[3];  // from one group to the next, in the same tensors
 
-  int64_t a_width() const { return has_vectors ? n_groups : length; }
+  FW_HOST_DEVICE int64_t a_width() const { return has_vectors ? n_groups : length; }
 };
 
 struct GateActivation {
@@ -36,11 +37,17 @@ struct GateActivation {
 };
 
 // Element offset of parameter (group, i) of a_log or dt_bias, or of their gradients.
-inline int64_t parameter_offset(const Problem &p, const fw_tensor &t, int64_t group, int64_t i) {
+FW_HOST_DEVICE inline int64_t parameter_offset(const Problem &p, const fw_tensor &t, int64_t group, int64_t i) {
   if (!p.has_vectors) return i * t.strides[0];
   return group * t.strides[0] + (t.ndim == 2 ? i * t.strides[1] : 0);
 }
 
 void reference_run(fw_context &context, const Problem &p, void *workspace);
+
+// The kernels of cuda.cu.
+struct CudaPath {
+  static uint64_t workspace(const fw_context &context, const Problem &p);
+  static fw_status run(fw_context &context, const Problem &p, void *memory);
+};
 
 }  // namespace fw::gate

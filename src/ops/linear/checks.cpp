@@ -17,6 +17,7 @@ fw_status Op::make_problem(const Desc &desc, const Grads *grads, fw_direction di
   p = Problem{};
   p.direction = direction;
   p.device = desc.device;
+  p.stream = desc.stream;
   FW_TRY(check_device(kOp, desc.device));
   FW_TRY(check_reserved(kOp, "options", desc.options));
   FW_TRY(check_reserved(kOp, "reserved", desc.reserved));

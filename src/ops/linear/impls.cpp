@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The candidates of the linear layer, best first.
 #include "cpu/level_impl.hpp"
+#include "cuda/candidate.hpp"
 #include "ops/linear/problem.hpp"
 
 namespace fw::linear {
@@ -18,13 +19,14 @@ struct Paths {
   static uint64_t reference_workspace(const fw_context &, const Problem &) { return 0; }
   static constexpr auto reference_run = linear::reference_run;
 };
-using Impls = LevelImpls<Problem, Paths>;
+
+constexpr auto kCandidates = list_of(cuda::Candidate<Problem, CudaPath>::kImpl, LevelImpls<Problem, Paths>::kList);
 
 }  // namespace
 
 const Impl<Problem> *Op::impls(int32_t *n) {
-  *n = Impls::kCount;
-  return Impls::kList;
+  *n = kCandidates.count();
+  return kCandidates.impls;
 }
 
 }  // namespace fw::linear

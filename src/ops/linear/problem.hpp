@@ -13,6 +13,7 @@ namespace fw::linear {
 struct Problem {
   fw_direction direction;
   fw_device device;
+  void *stream;  // CUDA: a cudaStream_t
   bool is_f64;  // all operands fp64: reference only
   int64_t M, in, out;
   fw_tensor x, weight, bias, y;  // [M,in], [out,in], [out] or absent, [M,out]
@@ -39,5 +40,11 @@ void reference_run(fw_context &context, const Problem &p, void *workspace);
 // The vector path of one level; run by cpu.cpp.
 uint64_t cpu_workspace(const fw_context &context, const Problem &p);
 void cpu_run(fw_context &context, const Problem &p, int32_t level, void *workspace);
+
+// The kernels of cuda.cu.
+struct CudaPath {
+  static uint64_t workspace(const fw_context &context, const Problem &p);
+  static fw_status run(fw_context &context, const Problem &p, void *memory);
+};
 
 }  // namespace fw::linear

@@ -27,6 +27,7 @@ fw_status check_settings(const fw_norm &desc, Problem *p) {
     return fail(FW_INVALID_ARGUMENT, "%s: eps is %g, allowed 1e-30 to 1e30 (0 means 1e-6)", kOp, desc.eps);
   }
   p->device = desc.device;
+  p->stream = desc.stream;
   p->gate_activation = desc.gate_activation;
   return FW_OK;
 }

@@ -9,6 +9,7 @@ namespace fw::norm {
 
 struct Problem {
   fw_device device;
+  void *stream;  // CUDA: a cudaStream_t
   fw_direction direction;
   fw_activation gate_activation;
   bool is_f64;
@@ -33,5 +34,11 @@ struct Norm {
 
 uint64_t reference_workspace(const fw_context &context, const Problem &p);
 void reference_run(fw_context &context, const Problem &p, void *workspace);
+
+// The kernels of cuda.cu.
+struct CudaPath {
+  static uint64_t workspace(const fw_context &context, const Problem &p);
+  static fw_status run(fw_context &context, const Problem &p, void *memory);
+};
 
 }  // namespace fw::norm

@@ -19,6 +19,7 @@ fw_status check_settings(const fw_short_conv &desc, Problem *p) {
     return fail(FW_INVALID_ARGUMENT, "%s: options is %u, allowed bits %u", kOp, desc.options, kOptions);
   }
   p->device = desc.device;
+  p->stream = desc.stream;
   p->options = desc.options;
   p->has_silu = desc.activation == FW_ACTIVATION_SILU;
   return FW_OK;
@@ -51,7 +52,7 @@ fw_status check_pool(const Problem &p, bool with_data) {
     return fail(FW_INVALID_ARGUMENT, "%s: state has %d dimensions, expected 3", kOp, p.state.ndim);
   const int64_t shape[] = {p.state.shape[0], p.D, p.W - 1};
   FW_TRY(check_float(kOp, "state", p.state, shape, 3, p.is_f64, with_data));
-  return check_state_indices(kOp, p.state_indices, p.N, p.state.shape[0], with_data);
+  return check_state_indices(kOp, p.state_indices, p.N, p.state.shape[0], with_data, "state", "state_indices", p.device);
 }
 
 fw_status check_gradients(const fw_short_conv_grads &grads, bool with_data, Problem *p) {
@@ -105,8 +106,7 @@ fw_status ShortConv::make_problem(const Desc &desc, const Grads *grads, fw_direc
   p->T = p->x.shape[1];
   p->D = p->x.shape[2];
   FW_TRY(check_weights(p, with_data));
-  const bool reads_host = with_data && p->device == FW_DEVICE_CPU;
-  if (given(p->cu_seqlens)) FW_TRY(check_cu_seqlens(kOp, p->cu_seqlens, p->B, p->T, reads_host, &p->N));
+  if (given(p->cu_seqlens)) FW_TRY(check_cu_seqlens(kOp, p->cu_seqlens, p->B, p->T, with_data, &p->N, p->device));
 
   const bool is_step = direction == FW_STEP, is_backward = direction == FW_BACKWARD,
              writes = with_data && !is_backward;
@@ -116,7 +116,7 @@ fw_status ShortConv::make_problem(const Desc &desc, const Grads *grads, fw_direc
     FW_TRY(check_absent(kOp, "final_state", desc.final_state, "a step writes state"));
     p->state = desc.state;
     p->state_indices = desc.state_indices;
-    FW_TRY(check_pool(*p, reads_host));
+    FW_TRY(check_pool(*p, with_data));
   } else {
     FW_TRY(check_absent(kOp, "state", desc.state, "only a step has it"));
     FW_TRY(check_absent(kOp, "state_indices", desc.state_indices, "only a step has it"));

@@ -7,6 +7,7 @@
 #include "core/ledger.hpp"
 #include "core/operands.hpp"
 #include "cpu/level_impl.hpp"
+#include "cuda/candidate.hpp"
 #include "ops/short_conv/kernels.hpp"
 
 namespace fw::short_conv {
@@ -178,11 +179,13 @@ struct Ops {
   }
 };
 
+constexpr auto kCandidates = list_of(cuda::Candidate<Problem, CudaPath>::kImpl, LevelImpls<Problem, Ops>::kList);
+
 }  // namespace
 
 const Impl<Problem> *ShortConv::impls(int32_t *n) {
-  *n = LevelImpls<Problem, Ops>::kCount;
-  return LevelImpls<Problem, Ops>::kList;
+  *n = kCandidates.count();
+  return kCandidates.impls;
 }
 
 }  // namespace fw::short_conv

@@ -10,6 +10,7 @@ namespace fw::short_conv {
 
 struct Problem {
   fw_device device;
+  void *stream;  // CUDA: a cudaStream_t
   fw_direction direction;
   uint32_t options;
   bool is_f64;
@@ -50,5 +51,11 @@ struct ShortConv {
 
 uint64_t reference_workspace(const fw_context &context, const Problem &p);
 void reference_run(fw_context &context, const Problem &p, void *workspace);
+
+// The kernels of cuda.cu.
+struct CudaPath {
+  static uint64_t workspace(const fw_context &context, const Problem &p);
+  static fw_status run(fw_context &context, const Problem &p, void *memory);
+};
 
 }  // namespace fw::short_conv
