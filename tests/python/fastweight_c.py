@@ -68,7 +68,7 @@ class RecurrenceGrads(Descriptor):
 
 class ShortConv(Descriptor):
     _fields_ = _fields("u32 struct_size; i32 device activation; u32 options; tensor x weight bias initial_state cu_seqlens y "
-                       "final_state state state_indices")
+                       "final_state state state_indices; ptr stream")
 
 
 class ShortConvGrads(Descriptor):
@@ -76,7 +76,7 @@ class ShortConvGrads(Descriptor):
 
 
 class Norm(Descriptor):
-    _fields_ = _fields("u32 struct_size; i32 device kind gate_activation; f64 eps; tensor x weight gate y")
+    _fields_ = _fields("u32 struct_size; i32 device kind gate_activation; f64 eps; tensor x weight gate y; ptr stream")
 
 
 class NormGrads(Descriptor):
@@ -84,7 +84,7 @@ class NormGrads(Descriptor):
 
 
 class GateActivation(Descriptor):
-    _fields_ = _fields("u32 struct_size; i32 device kind; u32 reserved; f64 normalizer lower_bound; tensor x a_log dt_bias y")
+    _fields_ = _fields("u32 struct_size; i32 device kind; u32 reserved; f64 normalizer lower_bound; tensor x a_log dt_bias y; ptr stream")
 
 
 class GateActivationGrads(Descriptor):
@@ -92,7 +92,7 @@ class GateActivationGrads(Descriptor):
 
 
 class FeatureMap(Descriptor):
-    _fields_ = _fields("u32 struct_size; i32 device kind; u32 reserved; tensor x y")
+    _fields_ = _fields("u32 struct_size; i32 device kind; u32 reserved; tensor x y; ptr stream")
 
 
 class FeatureMapGrads(Descriptor):
@@ -101,7 +101,7 @@ class FeatureMapGrads(Descriptor):
 
 class Attention(Descriptor):
     _fields_ = _fields("u32 struct_size; i32 device; i64 window; f64 scale rope_theta; tensor q k v cu_seqlens start_positions "
-                       "o k_cache v_cache cache_lengths cache_indices")
+                       "o k_cache v_cache cache_lengths cache_indices; ptr stream")
 
 
 class AttentionGrads(Descriptor):
@@ -109,7 +109,7 @@ class AttentionGrads(Descriptor):
 
 
 class Linear(Descriptor):
-    _fields_ = _fields("u32 struct_size; i32 device; u32 options reserved; tensor x weight bias y")
+    _fields_ = _fields("u32 struct_size; i32 device; u32 options reserved; tensor x weight bias y; ptr stream")
 
 
 class LinearGrads(Descriptor):

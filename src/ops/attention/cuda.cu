@@ -10,6 +10,8 @@
 //      key head, 256 columns) walks the rows that see it, for dk and dv
 //   3  step: the caches get the last rows, after every read. Backward: dq and dk are turned back and stored
 // Workspace: floats, q [R,HQ,D], k [R,HK,D]; backward the same again for dq and dk, and three a (row, query head).
+#include <initializer_list>
+
 #include "core/ledger.hpp"
 #include "cuda/candidate.hpp"
 #include "cuda/launch.hpp"
