@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/descriptor.hpp"
 #include "core/operands.hpp"
+#include "cuda/device.hpp"
 #include "ops/short_conv/problem.hpp"
 
 namespace fw::short_conv {
@@ -138,10 +139,18 @@ fw_status ShortConv::make_problem(const Desc &desc, const Grads *grads, fw_direc
 
 fw_status ShortConv::check_more(const Problem &p) {
   FW_TRY(check_present(kOp, "y", p.y, p.direction));
-  if (!(p.options & FW_CHECK_VALUES) || p.device != FW_DEVICE_CPU) return FW_OK;
+  if (!(p.options & FW_CHECK_VALUES)) return FW_OK;
+  fw_tensor cu = p.cu_seqlens, indices = p.state_indices;
+  cuda::HostCopy copies[2];
+  if (p.device == FW_DEVICE_CUDA) {
+    Reason reason;
+    if (!cuda::is_available(8, 0, reason)) return FW_OK;  // the candidates refuse with it
+    FW_TRY(copies[0].fetch(kOp, "cu_seqlens", p.stream, &cu));
+    FW_TRY(copies[1].fetch(kOp, "state_indices", p.stream, &indices));
+  }
   int64_t n;
-  if (given(p.cu_seqlens)) FW_TRY(check_cu_seqlens(kOp, p.cu_seqlens, p.B, p.T, true, &n));
-  if (given(p.state_indices)) FW_TRY(check_state_indices(kOp, p.state_indices, p.N, p.state.shape[0], true));
+  if (given(cu)) FW_TRY(check_cu_seqlens(kOp, cu, p.B, p.T, true, &n));
+  if (given(indices)) FW_TRY(check_state_indices(kOp, indices, p.N, p.state.shape[0], true));
   return FW_OK;
 }
 
