@@ -57,7 +57,7 @@ class Recurrence(Descriptor):
         "u32 struct_size; i32 op gate erase form device state_layout normalizer qk_norm gate_input beta_input; u32 options;"
         "i32 n_sub layer_idx num_layers; f64 scale gate_normalizer gate_lower_bound g_min;"
         "tensor q k v a b p erase_gate write_gate g beta a_log dt_bias initial_state initial_z cu_seqlens o final_state final_z;"
-        "ptr saved; u64 saved_size; tensor state state_z state_indices")
+        "ptr saved; u64 saved_size; tensor state state_z state_indices; ptr stream")
 
 
 class RecurrenceGrads(Descriptor):
