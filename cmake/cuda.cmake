@@ -59,4 +59,6 @@ function(fw_add_cuda_kernels)
   target_compile_definitions(fastweight_objects PUBLIC FW_HAVE_CUDA)
   target_include_directories(fastweight_objects PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(fastweight PRIVATE CUDA::cudart_static)
+  # their objects alone are of CUDA: nothing of it is left to compile or to link for the device in the library itself
+  set_target_properties(fastweight PROPERTIES LINKER_LANGUAGE CXX CUDA_STANDARD 17 CUDA_ARCHITECTURES "${FASTWEIGHT_CUDA_ARCHITECTURES}")
 endfunction()
