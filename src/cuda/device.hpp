@@ -34,7 +34,7 @@ class HostCopy {
   fw_status fetch(const char *op, const char *name, void *stream, fw_tensor *t);
 
  private:
-  void *memory_ = nullptr;
+  [[maybe_unused]] void *memory_ = nullptr;  // a build without CUDA has no use for it
 };
 
 // FW_OK, or FW_DEVICE_ERROR with the text of an error that a launch of this thread left. The error is taken back, unless it
