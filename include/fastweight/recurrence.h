@@ -171,7 +171,8 @@ FW_API fw_status fw_recurrence_workspace_size(const fw_context *context, const f
                                               fw_direction direction, uint64_t *bytes);
 FW_API fw_status fw_recurrence_saved_size(const fw_context *context, const fw_recurrence *desc, uint64_t *bytes);
 
-/* Tokens in a chunk of the path that a call would take: splits at its multiples give the same bits. 1 for recurrent. */
+/* Tokens in a chunk of the path that a call would take: splits at its multiples give the same bits (a CUDA path that cuts time
+ * into segments: with FW_BATCH_INVARIANT). 1 for recurrent. */
 FW_API fw_status fw_recurrence_chunk_length(const fw_context *context, const fw_recurrence *desc, int64_t *tokens);
 
 /* Writes o and, when given, final_state, final_z and saved. */

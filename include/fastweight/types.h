@@ -13,7 +13,8 @@
  *    cases to tell are refused); that two tensors do not meet, when neither has holes or both start at the same
  *    address. The caller's duty: that views with holes at different addresses (slices of one buffer) are apart.
  *  - Nothing is printed, nothing throws, no memory is allocated by forward, backward or step: the caller brings the
- *    workspace, whose size is asked for. A workspace or saved buffer may have any alignment.
+ *    workspace, whose size is asked for. A workspace or saved buffer may have any alignment
+ *    (on CUDA: multiples of 16 bytes).
  */
 #ifndef FASTWEIGHT_TYPES_H
 #define FASTWEIGHT_TYPES_H

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "api/impl_names.hpp"
+#include "core/descriptor.hpp"
 #include "core/status.hpp"
 #include "cpu/levels.hpp"
 #include "cpu/thread_pool.hpp"
@@ -37,13 +38,7 @@ fw_status fw_context_create(const fw_context_options *options, fw_context **cont
   if (!context) return fw::fail(FW_INVALID_ARGUMENT, "%s: context is a null pointer", op);
   *context = nullptr;
   fw_context_options chosen = {};
-  if (options) {
-    if (options->struct_size < sizeof(uint32_t) + sizeof(int32_t) || options->struct_size > 4096) {
-      return fw::fail(FW_INVALID_ARGUMENT, "%s: options.struct_size is %u, expected %zu (allowed 8 to 4096)", op,
-                      options->struct_size, sizeof chosen);
-    }
-    memcpy(&chosen, options, options->struct_size < sizeof chosen ? options->struct_size : sizeof chosen);
-  }
+  if (options) FW_TRY(fw::read_descriptor(op, options, &chosen, "options"));
   int32_t n_threads = chosen.n_threads;
   if (n_threads == 0) {
     if (const char *text = getenv("FW_NUM_THREADS"); text && *text) {

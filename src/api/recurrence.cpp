@@ -71,7 +71,11 @@ fw_status move_state(const fw_context *context, const fw_recurrence *desc, const
     FW_TRY(fw::check_output(op, "plain", *plain));
     FW_TRY(fw::check_disjoint(op, "plain", *plain, "state", p.state));
   }
-  if (p.device == FW_DEVICE_CUDA) return fw::recurrence::cuda_move_state(p, *plain, layout, is_import);
+  if (p.device == FW_DEVICE_CUDA) {
+    fw::Reason reason;
+    if (!fw::recurrence::cuda_accepts(*context, p, reason)) return fail(FW_UNSUPPORTED, "%s: %s", op, reason.text);
+    return fw::recurrence::cuda_move_state(p, *plain, layout, is_import);
+  }
   const int64_t width = fw::recurrence::opaque_elements(p) / p.K;
   for (int64_t i = 0; i < slots * p.HV * p.K; ++i) {
     const int64_t k = i % p.K, hv = i / p.K % p.HV, slot = i / p.K / p.HV;

@@ -15,7 +15,7 @@ constexpr uint32_t kMaxStructSize = 16384;
 // struct_size and one more field: the least that any version of any struct had.
 constexpr uint32_t kMinStructSize = 8;
 
-// what: "desc" or "grads", for the sentence. T starts with uint32_t struct_size and is zero-filled by T{}.
+// what: "desc", "grads" or "options", for the sentence. T starts with uint32_t struct_size and is zero-filled by T{}.
 template <class T>
 fw_status read_descriptor(const char *op, const T *desc, T *copy, const char *what = "desc") {
   if (!desc) return fail(FW_INVALID_ARGUMENT, "%s: %s is a null pointer", op, what);
@@ -24,6 +24,11 @@ fw_status read_descriptor(const char *op, const T *desc, T *copy, const char *wh
   if (size < kMinStructSize || size > kMaxStructSize) {
     return fail(FW_INVALID_ARGUMENT, "%s: %s.struct_size is %u, expected %zu (allowed %u to %u)", op, what, size,
                 sizeof(T), kMinStructSize, kMaxStructSize);
+  }
+  // such a size cuts a stride or a pointer in two, and what is left of it is another number
+  if (size % alignof(T) != 0) {
+    return fail(FW_INVALID_ARGUMENT, "%s: %s.struct_size is %u, expected %zu (allowed multiples of %zu)", op, what, size,
+                sizeof(T), alignof(T));
   }
   const unsigned char *bytes = reinterpret_cast<const unsigned char *>(desc);
   for (uint32_t i = sizeof(T); i < size; ++i) {

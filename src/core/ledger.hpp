@@ -29,8 +29,11 @@ class Ledger {
     return is_counting_ ? nullptr : reinterpret_cast<T *>(base_ + offset);
   }
 
-  // Bytes to ask the caller for: what was taken and the slack to align any pointer.
-  __attribute__((always_inline)) uint64_t bytes() const { return used_ == 0 ? 0 : used_ + kAlign; }
+  // Bytes to ask the caller for: what was taken and the slack to align any pointer. UINT64_MAX when they do not fit in 64 bits.
+  __attribute__((always_inline)) uint64_t bytes() const {
+    if (overflow_ || used_ > UINT64_MAX - kAlign) return UINT64_MAX;
+    return used_ == 0 ? 0 : used_ + kAlign;
+  }
   __attribute__((always_inline)) bool overflow() const { return overflow_; }
 
  private:

@@ -29,6 +29,14 @@ bool capability(int *device, int *major, int *minor, Reason &reason) {
   return reason.refuse("device %d does not answer: %s", *device, cudaGetErrorString(cudaGetLastError()));
 }
 
+// Of the current device; 0 when it does not answer.
+int32_t attribute(cudaDeviceAttr what) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, what, device) == cudaSuccess) return value;
+  (void)cudaGetLastError();
+  return 0;
+}
+
 }  // namespace
 
 bool is_available(int32_t major, int32_t minor, Reason &reason) {
@@ -48,13 +56,10 @@ bool is_exactly(int32_t major, int32_t minor, Reason &reason) {
 }
 
 int32_t multiprocessor_count() {
-  int device = 0, count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    (void)cudaGetLastError();
-  }
+  const int32_t count = attribute(cudaDevAttrMultiProcessorCount);
   return count > 0 ? count : 1;
 }
+int32_t shared_memory_limit() { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 fw_status check_memory(const char *op, const char *name, const void *data) {
   int device = 0;
@@ -132,6 +137,7 @@ namespace fw::cuda {
 bool is_available(int32_t, int32_t, Reason &reason) { return reason.refuse("this library is built without CUDA"); }
 bool is_exactly(int32_t, int32_t, Reason &reason) { return reason.refuse("this library is built without CUDA"); }
 int32_t multiprocessor_count() { return 1; }
+int32_t shared_memory_limit() { return 0; }
 fw_status check_memory(const char *op, const char *, const void *) {
   return fail(FW_UNSUPPORTED, "%s: this library is built without CUDA", op);
 }

@@ -18,6 +18,8 @@ bool is_available(int32_t major, int32_t minor, Reason &reason);
 bool is_exactly(int32_t major, int32_t minor, Reason &reason);
 
 int32_t multiprocessor_count();
+// Bytes of shared memory that a thread block may ask for; 0 without a device.
+int32_t shared_memory_limit();
 
 // Whether the memory behind a tensor can be reached by the current device; absent and empty tensors pass.
 fw_status check_memory(const char *op, const char *name, const fw_tensor &t);

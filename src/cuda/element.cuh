@@ -8,21 +8,40 @@
 
 namespace fw::cuda {
 
-// `offset` counts elements. The type is the same for a whole launch, so the branches do not diverge.
-__device__ inline float load_element(const void *data, fw_dtype dtype, int64_t offset) {
-  switch (dtype) {
-    case FW_F32: return static_cast<const float *>(data)[offset];
-    case FW_BF16: return __bfloat162float(static_cast<const __nv_bfloat16 *>(data)[offset]);
-    default: return __half2float(static_cast<const __half *>(data)[offset]);
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+
+// To nearest even; past fp16's 65504 becomes inf, as IEEE 754 says.
+__device__ inline void from_float(float x, float *to) { *to = x; }
+__device__ inline void from_float(float x, __nv_bfloat16 *to) { *to = __float2bfloat16_rn(x); }
+__device__ inline void from_float(float x, __half *to) { *to = __float2half_rn(x); }
+
+// f(data as a pointer to its type). The type is the same for a whole launch, so the branches do not diverge.
+template <class F>
+__device__ inline void with_type(void *data, fw_dtype dtype, F f) {
+  if (dtype == FW_F32) {
+    f(static_cast<float *>(data));
+  } else if (dtype == FW_BF16) {
+    f(static_cast<__nv_bfloat16 *>(data));
+  } else {
+    f(static_cast<__half *>(data));
   }
 }
 
-// To nearest even; past fp16's 65504 becomes inf, as IEEE 754 says.
+// `offset` counts elements.
+__device__ inline float load_element(const void *data, fw_dtype dtype, int64_t offset) {
+  switch (dtype) {
+    case FW_F32: return static_cast<const float *>(data)[offset];
+    case FW_BF16: return to_float(static_cast<const __nv_bfloat16 *>(data)[offset]);
+    default: return to_float(static_cast<const __half *>(data)[offset]);
+  }
+}
 __device__ inline void store_element(void *data, fw_dtype dtype, int64_t offset, float x) {
   switch (dtype) {
     case FW_F32: static_cast<float *>(data)[offset] = x; break;
-    case FW_BF16: static_cast<__nv_bfloat16 *>(data)[offset] = __float2bfloat16_rn(x); break;
-    default: static_cast<__half *>(data)[offset] = __float2half_rn(x); break;
+    case FW_BF16: from_float(x, static_cast<__nv_bfloat16 *>(data) + offset); break;
+    default: from_float(x, static_cast<__half *>(data) + offset); break;
   }
 }
 

@@ -89,7 +89,10 @@ TEST(Context, RefusesBadOptions) {
   options = threads(1);
   options.struct_size = 3;
   EXPECT_EQ(fw_context_create(&options, &context), FW_INVALID_ARGUMENT);
-  EXPECT_STREQ(fw_last_error(), "context_create: options.struct_size is 3, expected 32 (allowed 8 to 4096)");
+  EXPECT_STREQ(fw_last_error(), "context_create: options.struct_size is 3, expected 32 (allowed 8 to 16384)");
+  options.struct_size = sizeof options - 4;
+  EXPECT_EQ(fw_context_create(&options, &context), FW_INVALID_ARGUMENT);
+  EXPECT_STREQ(fw_last_error(), "context_create: options.struct_size is 28, expected 32 (allowed multiples of 8)");
   options = threads(1);
   const std::string long_name(300, 'x');
   options.force_impl = long_name.c_str();

@@ -186,6 +186,8 @@ TEST(FeatureMapRefusals, EverySentence) {
           [](Call &c) { c.desc.struct_size = 0; });
   refused(bad, "feature_map: desc.struct_size is 99999, expected 216 (allowed 8 to 16384)",
           [](Call &c) { c.desc.struct_size = 99999; });
+  refused(bad, "feature_map: desc.struct_size is 212, expected 216 (allowed multiples of 8)",
+          [](Call &c) { c.desc.struct_size = 212; });
   refused(bad, "feature_map: device is 7, allowed 0 (CPU) or 1 (CUDA)", [](Call &c) { c.desc.device = 7; });
   refused(bad, "feature_map: kind is 4, allowed 0 to 3", [](Call &c) { c.desc.kind = 4; });
   refused(bad, "feature_map: kind is -1, allowed 0 to 3", [](Call &c) { c.desc.kind = -1; });

@@ -98,6 +98,7 @@ void damage_setting(fw_recurrence &d, Random &random) {
     case 1: d.options = static_cast<uint32_t>(strange(random)); break;
     case 2:
       d.struct_size = static_cast<uint32_t>(random.chance(0.5) ? strange(random) : random.integer(0, sizeof d));
+      if (d.struct_size % 2) d.struct_size &= ~uint32_t{7};
       break;
     case 3: d.saved_size = static_cast<uint64_t>(strange(random)); break;
     default:

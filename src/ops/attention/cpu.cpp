@@ -90,7 +90,7 @@ Buffers lay_out(Ledger &ledger, const fw_context &context, const Problem &p, con
   }
   Ledger slot(nullptr);
   lay_out_slot(slot, p, z);
-  const bool fits = !slot.overflow() && slot.bytes() < static_cast<uint64_t>(INT64_MAX) - 64;
+  const bool fits = slot.bytes() < static_cast<uint64_t>(INT64_MAX) - 64;
   b.slot_size = fits ? static_cast<int64_t>((slot.bytes() + 63) / 64 * 16) : -1;
   b.slots = ledger.take<float>(product(context.n_threads, b.slot_size));
   return b;
@@ -382,7 +382,7 @@ void store_caches(const Call &c) {
 uint64_t cpu_workspace(const fw_context &context, const Problem &p) {
   Ledger ledger(nullptr);
   lay_out(ledger, context, p, sizes_of(p));
-  return ledger.overflow() ? UINT64_MAX : ledger.bytes();
+  return ledger.bytes();
 }
 
 void cpu_run(fw_context &context, const Problem &p, int32_t level, void *workspace) {

@@ -161,7 +161,7 @@ void backward(const fw_context &context, const Kernels &kernels, const Problem &
 uint64_t cpu_workspace(const fw_context &context, const Problem &p) {
   Ledger ledger(nullptr);
   lay_out(ledger, context, p);
-  return ledger.overflow() ? UINT64_MAX : ledger.bytes();
+  return ledger.bytes();
 }
 
 void cpu_run(fw_context &context, const Problem &p, int32_t level, void *workspace) {

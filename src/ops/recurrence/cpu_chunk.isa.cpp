@@ -8,7 +8,7 @@
 #include "ops/recurrence/cpu_chunk.hpp"
 
 #include "cpu/activation.hpp"
-#include "ops/recurrence/cpu_dispatch.hpp"
+#include "ops/recurrence/axes.hpp"
 
 namespace fw::FW_LEVEL {
 
@@ -283,7 +283,7 @@ struct Score {
 
 }  // namespace
 
-void score_chunk(const Problem &p, int64_t rows, Chunk &c) { dispatch<Score>(p, rows, c); }
+void score_chunk(const Problem &p, int64_t rows, Chunk &c) { recurrence::dispatch_axes<Score>(p, rows, c); }
 
 void add_rows(int64_t n, const float *factor, int64_t stride, const float *rows, int64_t pitch, int64_t width,
               float *to) {

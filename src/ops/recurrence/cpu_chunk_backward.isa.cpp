@@ -324,7 +324,7 @@ uint64_t scratch_bytes(const fw_context &context, const Problem &p) {
     head.lay_out(ledger, p, is_shared);
     slot.lay_out(ledger, p);
   }
-  return ledger.overflow() ? UINT64_MAX : ledger.bytes();
+  return ledger.bytes();
 }
 
 // The forward that fills the saved states and nothing else.

@@ -67,7 +67,7 @@ uint64_t chunk_forward_workspace(const fw_context &context, const Problem &p) {
   Ledger ledger(nullptr);
   Scratch scratch;
   for (int32_t slot = 0; slot < context.n_threads; ++slot) scratch.lay_out(ledger, p, PanelCut(context, p).widest());
-  return ledger.overflow() ? UINT64_MAX : ledger.bytes();
+  return ledger.bytes();
 }
 
 void chunk_forward(fw_context &context, const Problem &p, void *memory) {

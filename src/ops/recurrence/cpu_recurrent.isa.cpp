@@ -9,7 +9,7 @@
 // Scratch a slot: a packed chunk and the state, K*W floats.
 #include "core/ledger.hpp"
 #include "ops/recurrence/cpu_chunk.hpp"
-#include "ops/recurrence/cpu_dispatch.hpp"
+#include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cpu_state.hpp"
 
 namespace fw::FW_LEVEL {
@@ -235,12 +235,12 @@ uint64_t recurrent_workspace(const fw_context &context, const Problem &p) {
   Ledger ledger(nullptr);
   Scratch scratch;
   for (int32_t slot = 0; slot < context.n_threads; ++slot) scratch.lay_out(ledger, p, PanelCut(context, p).widest());
-  return ledger.overflow() ? UINT64_MAX : ledger.bytes();
+  return ledger.bytes();
 }
 
 void recurrent(fw_context &context, const Problem &p, void *memory) {
   const PanelCut cut(context, p);
-  const RowFn run_row = dispatch<FindRowFn>(p);
+  const RowFn run_row = recurrence::dispatch_axes<FindRowFn>(p);
   const auto scratch_of = [&](int64_t slot) {
     Ledger ledger(memory);
     Scratch scratch;

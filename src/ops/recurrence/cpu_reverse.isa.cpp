@@ -6,7 +6,7 @@
 // cpu_reverse.hpp.
 #include "ops/recurrence/cpu_reverse.hpp"
 
-#include "ops/recurrence/cpu_dispatch.hpp"
+#include "ops/recurrence/axes.hpp"
 
 namespace fw::FW_LEVEL {
 
@@ -202,7 +202,7 @@ struct Reverse {
 }  // namespace
 
 void reverse_scores(const Problem &p, int64_t rows, const Chunk &c, const ReverseChunk &r) {
-  dispatch<Reverse>(p, rows, c, r);
+  recurrence::dispatch_axes<Reverse>(p, rows, c, r);
 }
 
 }  // namespace fw::FW_LEVEL

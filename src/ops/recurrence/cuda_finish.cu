@@ -6,6 +6,7 @@
 // sums up in shared memory (7 rows of K floats a warp, 14 KB at K = V = 128), so no barrier is needed. finish_gates, a block of
 // 8 warps a (64 tokens, value head), whose warps sum the parameters' gradients of their tokens and add them up through shared
 // memory in the order of the warps; sum_gates adds the blocks' sums in their order, a block a value head.
+#include "cuda/launch.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_rows.cuh"
 
@@ -206,15 +207,16 @@ int64_t finish_blocks(const Problem &p) { return (p.B * p.T + kTokensABlock - 1)
 void launch_finish(const Problem &p, const RowGradients &rows) {
   const int32_t panels = plan_panels(p).count;
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
-  const int64_t key_blocks = (p.B * p.R * p.H + kKeyWarps - 1) / kKeyWarps, most = 1 << 20, blocks = finish_blocks(p);
+  const int64_t key_rows = p.B * p.R * p.H, blocks = finish_blocks(p);
   const int32_t key_bytes = static_cast<int32_t>(4 * kKeyWarps * kKeyRows * p.K);
-  if (key_blocks > 0 &&
+  if (key_rows > 0 &&
       cudaFuncSetAttribute(finish_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, key_bytes) == cudaSuccess) {
-    finish_keys<<<static_cast<uint32_t>(key_blocks < most ? key_blocks : most), 32 * kKeyWarps, key_bytes, stream>>>(p, panels, rows);
+    finish_keys<<<cuda::grid_of(key_rows, kKeyWarps), 32 * kKeyWarps, key_bytes, stream>>>(p, panels, rows);
   }
   if (p.gate == FW_GATE_NONE || p.has_fixed_gate) return;
   if (blocks > 0) finish_gates<<<static_cast<uint32_t>(blocks * p.HV), kThreads, 0, stream>>>(p, panels, rows);
-  if (rows.gate_sums) sum_gates<<<static_cast<uint32_t>(p.HV), kThreads, 0, stream>>>(p, blocks, rows.gate_sums);
+  // without tokens there are no sums, and maybe no workspace, but zeros to write
+  if (given(p.d_a_log) || given(p.d_dt_bias)) sum_gates<<<static_cast<uint32_t>(p.HV), kThreads, 0, stream>>>(p, blocks, rows.gate_sums);
 }
 
 }  // namespace fw::recurrence

@@ -6,31 +6,11 @@
 
 namespace fw::recurrence {
 
-// From the axes of a call to the instance compiled for them: Body::run<gate, erase>(args).
-template <class Body, fw_gate kGate, class... Args>
-void dispatch_erase(const Problem &p, const Args &...args) {
-  switch (p.erase) {
-    case FW_ERASE_NONE: return Body::template run<kGate, FW_ERASE_NONE>(args...);
-    case FW_ERASE_SHARED_AFTER: return Body::template run<kGate, FW_ERASE_SHARED_AFTER>(args...);
-    case FW_ERASE_SHARED_BEFORE: return Body::template run<kGate, FW_ERASE_SHARED_BEFORE>(args...);
-    default: return Body::template run<kGate, FW_ERASE_INDEPENDENT>(args...);
-  }
-}
-template <class Body, class... Args>
-void dispatch_axes(const Problem &p, const Args &...args) {
-  switch (p.gate) {
-    case FW_GATE_NONE: return dispatch_erase<Body, FW_GATE_NONE>(p, args...);
-    case FW_GATE_SCALAR: return dispatch_erase<Body, FW_GATE_SCALAR>(p, args...);
-    default: return dispatch_erase<Body, FW_GATE_VECTOR>(p, args...);
-  }
-}
-
 // Forward and step of every row. divisors: [B,T,H] of the normaliser or nullptr; saved: see saved.hpp, or nullptr.
 void launch_recurrent(const Problem &p, const float *divisors, float *saved);
 
 // Step of a call that cuda_step_accepts.
 void launch_step(const Problem &p);
-int64_t step_panel(int64_t K);  // columns of one block, K = 64 or 128
 
 // The normaliser of linear_attn: divisors [B,T,H] of every token, the final sum of keys, and, when sums is given, the sum of
 // keys after every token [B,T,H,K].
@@ -50,6 +30,7 @@ struct RowGradients {
 
 // The reverse of the recurrence: writes dv, d_write_gate, d_initial_state, and the row gradients.
 void launch_reverse(const Problem &p, const float *divisors, const float *saved, const RowGradients &rows);
+int32_t reverse_shared_bytes(const Problem &p);  // shared memory of a thread block
 int64_t reverse_blocks(const Problem &p);       // thread blocks, each with its own scratch
 int64_t reverse_state_floats(const Problem &p); // scratch of one
 

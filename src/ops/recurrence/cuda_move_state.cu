@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Import and export of the opaque state on CUDA: one thread an element of [slot, head, k, padded v].
 #include "cuda/device.hpp"
+#include "cuda/launch.hpp"
 #include "ops/recurrence/cuda_paths.hpp"
 #include "ops/recurrence/cuda_rows.cuh"
 
@@ -32,11 +33,9 @@ __global__ void __launch_bounds__(kThreads) move_state(const __grid_constant__ P
 fw_status cuda_move_state(const Problem &p, const fw_tensor &plain, fw_state_layout layout, bool is_import) {
   FW_TRY(cuda::check_memory(p.op_name, "state", p.state));
   FW_TRY(cuda::check_memory(p.op_name, "plain", plain));
-  const int64_t count = p.state.shape[0] * p.HV * p.K * pad_to(p.V, kStatePad), most = 1 << 20;
-  const int64_t blocks = (count + kThreads - 1) / kThreads;
-  if (blocks > 0) {
-    move_state<<<static_cast<uint32_t>(blocks < most ? blocks : most), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(
-        p, plain, layout, is_import);
+  const int64_t count = p.state.shape[0] * p.HV * p.K * pad_to(p.V, kStatePad);
+  if (count > 0) {
+    move_state<<<cuda::grid_of(count, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, plain, layout, is_import);
   }
   return cuda::check_launches(p.op_name, "cuda_portable");
 }

@@ -4,6 +4,7 @@
 
 #include "core/ledger.hpp"
 #include "core/operands.hpp"
+#include "cuda/candidate.hpp"
 #include "cuda/device.hpp"
 #include "ops/recurrence/checks.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
@@ -17,7 +18,14 @@ bool cuda_accepts(const fw_context &, const Problem &p, Reason &reason) {
   if (p.is_f64) return reason.refuse("operands are fp64, computed by the reference only");
   if (p.form == FW_FORM_PARALLEL) return reason.refuse("form is parallel");
   if (p.N * p.HV > INT32_MAX / 64) return reason.refuse("more than 2^25 sequences times value heads");
-  return cuda::is_available(8, 0, reason);
+  if (!cuda::is_available(8, 0, reason)) return false;
+#if defined(FW_HAVE_CUDA)
+  if (p.direction == FW_BACKWARD && reverse_shared_bytes(p) > cuda::shared_memory_limit()) {
+    return reason.refuse("a thread block needs %d bytes of shared memory here, the device allows %d", reverse_shared_bytes(p),
+                         cuda::shared_memory_limit());
+  }
+#endif
+  return true;
 }
 
 bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
@@ -25,7 +33,7 @@ bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reas
   if (p.has_normalizer) return reason.refuse("the normaliser is asked for");
   if (p.n_sub != 1) return reason.refuse("n_sub is %lld", static_cast<long long>(p.n_sub));
   if (p.K != 64 && p.K != 128) return reason.refuse("K is %lld, this computes 64 and 128", static_cast<long long>(p.K));
-  const int64_t panel = p.K == 64 ? 64 : 32;  // step_panel, which a build without CUDA lacks
+  const int64_t panel = step_panel(p.K);
   if (p.V % panel != 0) return reason.refuse("V is %lld, at this K a multiple of %lld is needed", static_cast<long long>(p.V), static_cast<long long>(panel));
   const fw_tensor &t = p.state;
   const int32_t last = t.ndim - 1;
@@ -117,13 +125,21 @@ fw_status check_alignment(const Problem &p, const char *name, const void *memory
 }  // namespace
 
 fw_status cuda_check_places(const Problem &p, const void *workspace) {
-  const struct {
-    const char *name;
-    const fw_tensor &t;
-  } tensors[] = {{"q", p.q}, {"v", p.v}, {p.direction == FW_BACKWARD ? "dq" : "o", p.direction == FW_BACKWARD ? p.dq : p.o}, {"state", p.state},
-                 {"initial_state", p.initial_state}, {"cu_seqlens", p.cu_seqlens}, {"state_indices", p.state_indices}};
-  for (const auto &x : tensors) FW_TRY(cuda::check_memory(p.op_name, x.name, x.t));
-  if (workspace) FW_TRY(cuda::check_memory(p.op_name, "workspace", workspace));
+  const Operand operands[] = {
+      {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"a", &p.a}, {"b", &p.b}, {"p", &p.p}, {"erase_gate", &p.erase_gate},
+      {"write_gate", &p.write_gate}, {"g", &p.g}, {"beta", &p.beta}, {"a_log", &p.a_log}, {"dt_bias", &p.dt_bias},
+      {"initial_state", &p.initial_state}, {"initial_z", &p.initial_z}, {"cu_seqlens", &p.cu_seqlens},
+      {"final_state", &p.final_state}, {"final_z", &p.final_z}, {"state", &p.state}, {"state_z", &p.state_z},
+      {"state_indices", &p.state_indices}, {"d_o", &p.d_o}, {"d_final_state", &p.d_final_state},
+      {"d_final_z", &p.d_final_z}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}, {"da", &p.da}, {"db", &p.db},
+      {"dp", &p.dp}, {"d_erase_gate", &p.d_erase_gate}, {"d_write_gate", &p.d_write_gate}, {"dg", &p.dg},
+      {"dbeta", &p.dbeta}, {"d_a_log", &p.d_a_log}, {"d_dt_bias", &p.d_dt_bias},
+      {"d_initial_state", &p.d_initial_state}, {"d_initial_z", &p.d_initial_z},
+  };
+  FW_TRY(cuda::check_places(p.op_name, operands, sizeof operands / sizeof operands[0], workspace));
+  const Operand output[] = {{"o", &p.o}};  // which a backward does not write
+  if (p.direction != FW_BACKWARD) FW_TRY(cuda::check_places(p.op_name, output, 1, nullptr));
+  if (p.saved) FW_TRY(cuda::check_memory(p.op_name, "saved", p.saved));
   FW_TRY(check_alignment(p, "workspace", workspace));
   return check_alignment(p, "saved", p.saved);
 }
@@ -133,7 +149,7 @@ uint64_t cuda_workspace(const fw_context &, const Problem &p) {
   Ledger ledger(nullptr);
   const Workspace counted(ledger, p);
   (void)counted;
-  return ledger.overflow() ? UINT64_MAX : ledger.bytes();
+  return ledger.bytes();
 }
 
 fw_status cuda_run(fw_context &, const Problem &p, void *memory) {

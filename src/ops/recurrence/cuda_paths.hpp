@@ -10,7 +10,7 @@ bool cuda_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t cuda_workspace(const fw_context &context, const Problem &p);
 fw_status cuda_run(fw_context &context, const Problem &p, void *workspace);
 
-// Where the memory of a call lies, of one tensor of each kind that a caller could bring from elsewhere, and its alignment.
+// Whether the current device reaches every tensor of a call, saved and the workspace, and the alignment of the last two.
 fw_status cuda_check_places(const Problem &p, const void *workspace);
 
 // Decode.

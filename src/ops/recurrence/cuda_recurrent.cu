@@ -7,6 +7,7 @@
 // row writes reaches its own output as (q . k) u. Shared memory: packed keys of at most 5 x 4 KB, values of rows x width,
 // 2 x 8 warps of partial sums: 30 KB at K = V = 128. Registers: 32 of state of about 100. One barrier a row: the partial sums
 // have two buffers, and a warp writes one again only past the barrier of the row between.
+#include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_tile.cuh"
 

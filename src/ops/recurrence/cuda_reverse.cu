@@ -7,9 +7,11 @@
 // rebuilt from the saved one and kept in scratch in global memory; then the chunks are reversed. Sums over columns are those
 // of the panel alone: gradients of q, k, x, b and g leave as fp32 rows for each panel, which cuda_finish.cu adds up, since all
 // of them are linear in what a panel contributes. Shared memory: at most 14 arrays of 4 KB of keys, 5 of values, scores and
-// 16 KB of partial sums: 92 KB at K = V = 128 with a vector gate and independent keys. Barriers: between the steps of a chunk;
+// partial sums of 4 rows a warp: with a vector gate and independent keys 77 KB at K = 128 and 122 KB up to K = 64, so that one
+// block a multiprocessor runs there and devices with less (99 KB on 8.6, 8.9 and 12.x) are refused. Barriers: between the steps of a chunk;
 // each function says which it ends with.
 #include "cuda/device.hpp"
+#include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_tile.cuh"
 
@@ -336,10 +338,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksTogether)
   }
 }
 
+struct SharedBytes {
+  template <fw_gate kGate, fw_erase kErase>
+  static int32_t run(const Panels &l) {
+    return 4 * ReverseShared::floats<kGate, kErase>(l);
+  }
+};
+
 struct Launch {
   template <fw_gate kGate, fw_erase kErase>
   static void run(const Problem &p, const Panels &l, const float *divisors, const float *saved, const RowGradients &rows) {
-    const int32_t bytes = 4 * ReverseShared::floats<kGate, kErase>(l);
+    const int32_t bytes = SharedBytes::run<kGate, kErase>(l);
     if (cudaFuncSetAttribute(reverse<kGate, kErase>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) return;
     reverse<kGate, kErase><<<static_cast<uint32_t>(reverse_blocks(p)), kThreads, bytes, static_cast<cudaStream_t>(p.stream)>>>(
         p, l, divisors, saved, rows);
@@ -347,6 +356,8 @@ struct Launch {
 };
 
 }  // namespace
+
+int32_t reverse_shared_bytes(const Problem &p) { return dispatch_axes<SharedBytes>(p, plan_panels(p)); }
 
 int64_t reverse_blocks(const Problem &p) {
   const int64_t items = p.N * p.HV * plan_panels(p).count, most = kBlocksTogether * cuda::multiprocessor_count();

@@ -6,9 +6,10 @@
 // 64 columns at K = 64 and 32 at 128, 16 KB of fp32 state a block: one head spreads over 4 blocks and a batch of 1 over the
 // whole device. The panel is read once with 16-byte accesses (8 a thread, all in flight before anything is used), stays in
 // registers (8 x 4 a thread) over all tokens, and is written once. One thread a channel brings a token's q, k, e, b and exp(g)
-// to shared memory. Two barriers a token: the channels are there; the warps' partial sums are there. Shared memory: 5 x 512 B of
-// channels, 4 warps of partial sums, 5 KB. Registers: at most 80, so that 6 blocks (96 KB of state in flight) fit. What a call
-// seldom needs (activations, norms) is not inlined: the kernel's length decides how long a batch of 1 takes.
+// to shared memory. Two barriers a token, behind the channels and behind the warps' partial sums, one between tokens and two more
+// with the L2 norm. Shared memory: 5 x 512 B of channels, 4 warps of partial sums, 5 KB. Registers: at most 80, so that 6 blocks
+// (96 KB of state in flight) fit. What a call seldom needs (activations, norms) is not inlined: the kernel's length decides how long a batch of 1 takes.
+#include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_tile.cuh"
 
@@ -31,25 +32,8 @@ struct StepShared {
 };
 
 template <class T>
-__device__ inline float to_float(T x);
-template <>
-__device__ inline float to_float(float x) { return x; }
-template <>
-__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-template <>
-__device__ inline float to_float(__half x) { return __half2float(x); }
-template <class T>
-__device__ inline T from_float(float x);
-template <>
-__device__ inline float from_float(float x) { return x; }
-template <>
-__device__ inline __nv_bfloat16 from_float(float x) { return __float2bfloat16_rn(x); }
-template <>
-__device__ inline __half from_float(float x) { return __float2half_rn(x); }
-
-template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Pack {
-  T at[kCount];
+struct alignas(sizeof(T) * 4) Pack {
+  T at[4];
 };
 
 // A tile whose columns (KV) or rows (VK) are side by side in memory, whole and aligned.
@@ -58,9 +42,9 @@ __device__ inline void load_vectors(const T *from, const StatePlace &at, Tile &S
   if (at.column == 1) {
 #pragma unroll
     for (int r = 0; r < kRowsOwned; ++r) {
-      const Pack<T, 4> x = *reinterpret_cast<const Pack<T, 4> *>(from + r * at.row);
+      const Pack<T> x = *reinterpret_cast<const Pack<T> *>(from + r * at.row);
 #pragma unroll
-      for (int c = 0; c < kColumnsOwned; ++c) S[r][c] = to_float(x.at[c]);
+      for (int c = 0; c < kColumnsOwned; ++c) S[r][c] = cuda::to_float(x.at[c]);
     }
     return;
   }
@@ -68,9 +52,9 @@ __device__ inline void load_vectors(const T *from, const StatePlace &at, Tile &S
   for (int c = 0; c < kColumnsOwned; ++c) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Pack<T, 4> x = *reinterpret_cast<const Pack<T, 4> *>(from + c * at.column + 4 * half);
+      const Pack<T> x = *reinterpret_cast<const Pack<T> *>(from + c * at.column + 4 * half);
 #pragma unroll
-      for (int r = 0; r < 4; ++r) S[4 * half + r][c] = to_float(x.at[r]);
+      for (int r = 0; r < 4; ++r) S[4 * half + r][c] = cuda::to_float(x.at[r]);
     }
   }
 }
@@ -79,10 +63,10 @@ __device__ inline void store_vectors(T *to, const StatePlace &at, const Tile &S)
   if (at.column == 1) {
 #pragma unroll
     for (int r = 0; r < kRowsOwned; ++r) {
-      Pack<T, 4> x;
+      Pack<T> x;
 #pragma unroll
-      for (int c = 0; c < kColumnsOwned; ++c) x.at[c] = from_float<T>(S[r][c]);
-      *reinterpret_cast<Pack<T, 4> *>(to + r * at.row) = x;
+      for (int c = 0; c < kColumnsOwned; ++c) cuda::from_float(S[r][c], x.at + c);
+      *reinterpret_cast<Pack<T> *>(to + r * at.row) = x;
     }
     return;
   }
@@ -90,10 +74,10 @@ __device__ inline void store_vectors(T *to, const StatePlace &at, const Tile &S)
   for (int c = 0; c < kColumnsOwned; ++c) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      Pack<T, 4> x;
+      Pack<T> x;
 #pragma unroll
-      for (int r = 0; r < 4; ++r) x.at[r] = from_float<T>(S[4 * half + r][c]);
-      *reinterpret_cast<Pack<T, 4> *>(to + c * at.column + 4 * half) = x;
+      for (int r = 0; r < 4; ++r) cuda::from_float(S[4 * half + r][c], x.at + r);
+      *reinterpret_cast<Pack<T> *>(to + c * at.column + 4 * half) = x;
     }
   }
 }
@@ -196,13 +180,7 @@ __global__ void __launch_bounds__(kStepThreads, 6) step(const __grid_constant__ 
   const StatePlace at = find_state(p, p.state, slot, hv);
   const int64_t first = at.base + row * at.row + column * at.column;
   Tile S;
-  if (p.state.dtype == FW_F32) {
-    load_vectors(static_cast<const float *>(p.state.data) + first, at, S);
-  } else if (p.state.dtype == FW_BF16) {
-    load_vectors(static_cast<const __nv_bfloat16 *>(p.state.data) + first, at, S);
-  } else {
-    load_vectors(static_cast<const __half *>(p.state.data) + first, at, S);
-  }
+  cuda::with_type(p.state.data, p.state.dtype, [&](const auto *from) { load_vectors(from + first, at, S); });
   for (int64_t token = segment.begin; token < segment.end; ++token) {
     load_channels<kGate, kErase>(p, segment.batch, token, hv, block.h, first_column, width, s);
     if (p.has_l2norm) normalize<kErase>(p, s);
@@ -225,13 +203,7 @@ __global__ void __launch_bounds__(kStepThreads, 6) step(const __grid_constant__ 
     }
     if (token + 1 < segment.end) __syncthreads();  // channels, partial sums and v may be written again
   }
-  if (p.state.dtype == FW_F32) {
-    store_vectors(static_cast<float *>(p.state.data) + first, at, S);
-  } else if (p.state.dtype == FW_BF16) {
-    store_vectors(static_cast<__nv_bfloat16 *>(p.state.data) + first, at, S);
-  } else {
-    store_vectors(static_cast<__half *>(p.state.data) + first, at, S);
-  }
+  cuda::with_type(p.state.data, p.state.dtype, [&](auto *to) { store_vectors(to + first, at, S); });
 }
 
 struct Launch {
@@ -243,8 +215,6 @@ struct Launch {
 };
 
 }  // namespace
-
-int64_t step_panel(int64_t K) { return K == 64 ? 64 : 32; }
 
 void launch_step(const Problem &p) {
   StepPlan plan = {};

@@ -108,6 +108,7 @@ Candidates candidates(fw_direction direction) {
 }
 
 int64_t chunk_length(const Impl<Problem> &impl, const Problem &p) {
+  if (p.form == FW_FORM_RECURRENT) return 1;
   if (strcmp(impl.name, "cuda_portable") == 0) return kSegmentRows / std::gcd(kSegmentRows, p.n_sub);  // the backward's
   if (strcmp(impl.name, "sm90_chunk") == 0) return sm90_chunk_length();
   const size_t length = strlen(impl.name);

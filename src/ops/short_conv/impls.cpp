@@ -160,7 +160,7 @@ struct Ops {
   static uint64_t workspace(const fw_context &context, const Problem &p) {
     Ledger ledger(nullptr);
     lay_out(ledger, context, p);
-    return ledger.overflow() ? UINT64_MAX : ledger.bytes();
+    return ledger.bytes();
   }
   template <int32_t kLevel>
   static void run(fw_context &context, const Problem &p, void *workspace) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the axes of a call to the instance compiled for them: Body::run<gate, erase>. *.isa.cpp files only.
+// From the axes of a call to the instance compiled for them: Body::run<gate, erase>(args). Of both backends. Static: level files use
+// it, and a copy that the linker shares could be one with instructions that the machine lacks.
 #pragma once
 #include "ops/recurrence/problem.hpp"
 
-namespace fw::FW_LEVEL {
+namespace fw::recurrence {
 
 template <class Body, fw_gate kGate, class... Args>
-inline auto dispatch_erase(const recurrence::Problem &p, Args &...args) {
+static inline auto dispatch_erase(const Problem &p, Args &...args) {
   switch (p.erase) {
     case FW_ERASE_NONE: return Body::template run<kGate, FW_ERASE_NONE>(args...);
     case FW_ERASE_SHARED_AFTER: return Body::template run<kGate, FW_ERASE_SHARED_AFTER>(args...);
@@ -16,7 +17,7 @@ inline auto dispatch_erase(const recurrence::Problem &p, Args &...args) {
 }
 
 template <class Body, class... Args>
-inline auto dispatch(const recurrence::Problem &p, Args &...args) {
+static inline auto dispatch_axes(const Problem &p, Args &&...args) {
   switch (p.gate) {
     case FW_GATE_NONE: return dispatch_erase<Body, FW_GATE_NONE>(p, args...);
     case FW_GATE_SCALAR: return dispatch_erase<Body, FW_GATE_SCALAR>(p, args...);
@@ -24,4 +25,4 @@ inline auto dispatch(const recurrence::Problem &p, Args &...args) {
   }
 }
 
-}  // namespace fw::FW_LEVEL
+}  // namespace fw::recurrence
