@@ -11,8 +11,8 @@
 //   last warpgroup: the chain; tensor work of a chunk in order of issue:
 //          X^T = S^T K^T                  8 x m64n64k16   meanwhile the last outputs leave
 //          O^T = S^T Q^T                  8 x m64n64k16   meanwhile W^T = beta (V^T - exp(G) X^T)
-//          V'^T = W^T T^T                12 x m64n64k16   W and T as two bf16 each; meanwhile S decays, O is scaled
-//          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16
+//          V'^T = W^T T^T                12 x m64n64k16   W and T as two bf16 each; meanwhile S decays
+//          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16  meanwhile O is scaled, V' split
 //          O^T += V'^T P^T                8 x m64n64k16   V' as two bf16; meanwhile S^T becomes bf16
 // One bf16 each for T, W and the V' of the outputs misses the error bound of o when q, k, v and the state have one sign
 // (2.0 to 2.5 times the yardstick, allowed 2.0; with two 1.4 to 1.7): errors of one row that the next rows would correct
@@ -177,20 +177,22 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       for (int i = 0; i < 16; ++i) {
         const int n = 4 * (i / 4) + i % 4 / 2 * 2, e = 2 * n + 2 * (i % 2);
         const float *by = kScalar ? by_decay : beta;
-        const float w0 = kValues ? fmaf(-by[n], x[e], w[2 * i]) : -by[n] * x[e];
-        const float w1 = kValues ? fmaf(-by[n + 1], x[e + 1], w[2 * i + 1]) : -by[n + 1] * x[e + 1];
-        a[i / 4][i % 4] = pack_bf16(w0, w1);
-        low[i / 4][i % 4] = pack_rest(w0, w1, a[i / 4][i % 4]);
+        w[2 * i] = kValues ? fmaf(-by[n], x[e], w[2 * i]) : -by[n] * x[e];
+        w[2 * i + 1] = kValues ? fmaf(-by[n + 1], x[e + 1], w[2 * i + 1]) : -by[n + 1] * x[e + 1];
+        a[i / 4][i % 4] = pack_bf16(w[2 * i], w[2 * i + 1]);
       }
       hold(x);
       product_fence();
-#pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve, step * 32), step > 0);
       const uint64_t solve_low = rows_along_sum(shared_address(stage.solve_low));
 #pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64(x, low[step], advance(solve, step * 32), 1);
+      for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve, step * 32), step > 0);
 #pragma unroll
       for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve_low, step * 32), 1);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) low[i / 4][i % 4] = pack_rest(w[2 * i], w[2 * i + 1], a[i / 4][i % 4]);
+      product_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) multiply_n64(x, low[step], advance(solve, step * 32), 1);
       product_commit();
     }
     float rest[16], scale_decay[16];
@@ -211,16 +213,8 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
         for (int e = 0; e < 8; ++e) s[8 * i + e] *= by[e / 4 * 2 + e % 2];
       }
     }
-    if constexpr (kOutputs) {
-      product_wait<kSolve ? 1 : 0>();
-      hold(o);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) o[i] *= kScalar ? scale_decay[i / 4 * 2 + i % 2] : kVector ? 1.0f : in.scale;
-    }
-    if constexpr (kSolve) {
-      product_wait<0>();
-      hold(x);
-    }
+    product_wait<0>();
+    if constexpr (kSolve) hold(x);
 
     // S^T += (V' exp(G_end - G))^T K
     hold(s);
@@ -233,10 +227,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
         b[i / 4][i % 4] = kSolve ? pack_bf16(rest[n] * x[e], rest[n + 1] * x[e + 1])
                                  : pack_bf16(rest[n] * low_bf16(v), rest[n + 1] * high_bf16(v));
       }
-      if constexpr (kSolve) {
-        v = pack_bf16(x[e], x[e + 1]);
-        if constexpr (kOutputs) low[i / 4][i % 4] = pack_rest(x[e], x[e + 1], v);
-      }
+      if constexpr (kSolve) v = pack_bf16(x[e], x[e + 1]);
     }
     product_fence();
 #pragma unroll
@@ -247,6 +238,17 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
 
     if constexpr (kOutputs) {
       // O^T = scale exp(G) S^T Q^T + V'^T P^T
+      product_wait<1>();
+      hold(o);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) o[i] *= kScalar ? scale_decay[i / 4 * 2 + i % 2] : kVector ? 1.0f : in.scale;
+      if constexpr (kSolve) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int e = 2 * (4 * (i / 4) + i % 4 / 2 * 2) + 2 * (i % 2);
+          low[i / 4][i % 4] = pack_rest(x[e], x[e + 1], a[i / 4][i % 4]);
+        }
+      }
       if constexpr (!kVector) barrier_wait(shared_address(&shared.scored[ring.slot]), ring.parity);
       hold(o);
       product_fence();
