@@ -9,7 +9,7 @@
 //   3  dweight, dbias: a thread block takes a block of rows, 128 channels and four taps, warp w the rows w, w + 8, ..; sums stay in
 //      registers, the warps' are added in order through shared memory, the blocks' by sum_blocks
 // A step is a thread a (sequence, channel), which computes the rows and then moves the state on in place.
-// Workspace: backward, B * T * D floats and (W + 1) * D a block of rows, at most 512 blocks.
+// Workspace: backward, B * T * D floats and (W + 1) * D a block of rows, at most 2048 blocks.
 #include "core/ledger.hpp"
 #include "cuda/activation.cuh"
 #include "cuda/candidate.hpp"
