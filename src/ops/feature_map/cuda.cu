@@ -28,6 +28,14 @@ __device__ inline float map_gradient(fw_feature_map_kind kind, float x, float dy
   }
 }
 
+// Four elements; not inlined: compiled once.
+__device__ __noinline__ float4 map_quad(const Problem &p, float4 x, float4 dy) {
+  const fw_feature_map_kind kind = p.kind;
+  if (p.direction == FW_FORWARD) return make_float4(map(kind, x.x), map(kind, x.y), map(kind, x.z), map(kind, x.w));
+  return make_float4(map_gradient(kind, x.x, dy.x), map_gradient(kind, x.y, dy.y), map_gradient(kind, x.z, dy.z),
+                     map_gradient(kind, x.w, dy.w));
+}
+
 __global__ void __launch_bounds__(kThreads) map_rows(const __grid_constant__ Problem p) {
   const RowPlan &plan = p.plan;
   const int64_t quads = ceil_div(plan.length, 4), items = plan.n_rows * quads, step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -35,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) map_rows(const __grid_constant__ Pro
   const fw_tensor &to = is_forward ? p.y : p.dx;
   const int i_out = is_forward ? 1 : 2;
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; first < items; first += step * kTogether) {
-    float x[kTogether][4], dy[kTogether][4];
+    float x[kTogether][4], dy[kTogether][4] = {};
     cuda::Row out[kTogether];
     int64_t at[kTogether];
 #pragma unroll
@@ -52,9 +60,9 @@ __global__ void __launch_bounds__(kThreads) map_rows(const __grid_constant__ Pro
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (first + u * step >= items) break;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x[u][j] = is_forward ? map(p.kind, x[u][j]) : map_gradient(p.kind, x[u][j], dy[u][j]);
-      cuda::store_quad(out[u], at[u], plan.length, x[u]);
+      const float4 y = map_quad(p, make_float4(x[u][0], x[u][1], x[u][2], x[u][3]), make_float4(dy[u][0], dy[u][1], dy[u][2], dy[u][3]));
+      const float all[4] = {y.x, y.y, y.z, y.w};
+      cuda::store_quad(out[u], at[u], plan.length, all);
     }
   }
 }

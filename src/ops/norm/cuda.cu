@@ -142,6 +142,18 @@ struct HeldRow {
       for (int j = 0; j < 4; ++j) f(x[h][j], h, j);
     }
   }
+  // The row becomes f of its quads.
+  template <class F>
+  __device__ void replace(F f) {
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const float4 y = f(make_float4(x[h][0], x[h][1], x[h][2], x[h][3]));
+      x[h][0] = y.x, x[h][1] = y.y, x[h][2] = y.z, x[h][3] = y.w;
+    }
+  }
+  __device__ void activate(const Problem &p) {
+    replace([&](float4 quad) { return cuda::activate_quad(p.gate_activation, quad); });
+  }
   // The row becomes xhat; what it was multiplied by.
   __device__ Length normalize(const Problem &p) {
     float sum = 0, scale = 1.0f, eps = static_cast<float>(p.eps);
@@ -182,7 +194,10 @@ __global__ void __launch_bounds__(kThreads) forward_held_rows(const __grid_const
       if (r + u * step >= p.plan.n_rows) break;
       row[u].normalize(p);
       if (given(p.weight)) row[u].each([&](float &v, int h, int j) { v *= weight.x[h][j]; });
-      if (given(p.gate)) row[u].each([&](float &v, int h, int j) { v *= cuda::activate(p.gate_activation, gate[u].x[h][j]); });
+      if (given(p.gate)) {
+        gate[u].activate(p);
+        row[u].each([&](float &v, int h, int j) { v *= gate[u].x[h][j]; });
+      }
       row[u].store(to[u], n);
     }
   }
@@ -199,14 +214,15 @@ __device__ inline void backward_held_row(const Problem &p, const BackwardRow &fr
   if (given(p.weight)) weight.load(from.weight, n);
   const Length length = x.normalize(p);
   if (given(p.dgate)) {
-    HeldRow<kWarpsATeam, kHeld> dgate;
-    dgate.each([&](float &v, int h, int j) {
-      const float normed = given(p.weight) ? x.x[h][j] * weight.x[h][j] : x.x[h][j];
-      v = dy.x[h][j] * normed * cuda::activation_slope(p.gate_activation, gate.x[h][j]);
-    });
+    HeldRow<kWarpsATeam, kHeld> dgate = gate;
+    dgate.replace([&](float4 quad) { return cuda::slope_quad(p.gate_activation, quad); });
+    dgate.each([&](float &v, int h, int j) { v *= dy.x[h][j] * (given(p.weight) ? x.x[h][j] * weight.x[h][j] : x.x[h][j]); });
     dgate.store(from.dgate, n);
   }
-  if (given(p.gate)) dy.each([&](float &v, int h, int j) { v *= cuda::activate(p.gate_activation, gate.x[h][j]); });
+  if (given(p.gate)) {
+    gate.activate(p);
+    dy.each([&](float &v, int h, int j) { v *= gate.x[h][j]; });
+  }
   if (sums) {
     dy.each([&](float v, int h, int j) {
       const int64_t i = x.place(h) + j;
@@ -257,7 +273,7 @@ __device__ __noinline__ void backward_long_row(const Problem &p, const BackwardR
 
 // A thread block takes rows_a_block rows. partials: [block][team][length], or nullptr without dweight.
 template <int kWarpsATeam, int kHeld>
-__global__ void __launch_bounds__(kThreads) backward_rows(const __grid_constant__ Problem p, int64_t rows_a_block, float *partials,
+__global__ void __launch_bounds__(kThreads, 2) backward_rows(const __grid_constant__ Problem p, int64_t rows_a_block, float *partials,
                                                           bool is_in_shared) {
   using T = Team<kWarpsATeam>;
   extern __shared__ float shared_sums[];
