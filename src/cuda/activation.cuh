@@ -60,24 +60,30 @@ __device__ inline GateGradient activate_gate_gradient(const GateSettings &s, flo
 // In fp32 down to -80; below it exp is near the end of fp32's range and x exp(x) is wanted to its last bit.
 constexpr float kFarLeft = -80.0f;
 __device__ __noinline__ inline float far_activation(fw_activation kind, float x) { return static_cast<float>(activation_f64(kind, x)); }
-__device__ __noinline__ inline float far_silu_slope(float x) { return static_cast<float>(silu_slope_f64(x)); }
-__device__ inline float sigmoid_f32(float x) {
-  if (x < kFarLeft) return far_activation(FW_ACTIVATION_SIGMOID, x);
-  const float e = expf(-fabsf(x));
-  return (x >= 0 ? 1.0f : e) / (1.0f + e);
-}
-__device__ inline float silu(float x) { return x < kFarLeft ? far_activation(FW_ACTIVATION_SILU, x) : x * sigmoid_f32(x); }
-__device__ inline float silu_slope(float x) {
-  if (x < kFarLeft || x > 1e4f) return far_silu_slope(x);
-  return sigmoid_f32(x) * fmaf(x, sigmoid_f32(-x), 1.0f);
-}
+__device__ __noinline__ inline float far_slope(fw_activation kind, float x) { return static_cast<float>(activation_slope_f64(kind, x)); }
+
 // act(x) and its derivative: NONE, SILU, SIGMOID
 __device__ inline float activate(fw_activation kind, float x) {
-  return kind == FW_ACTIVATION_SILU ? silu(x) : kind == FW_ACTIVATION_SIGMOID ? sigmoid_f32(x) : x;
+  if (kind == FW_ACTIVATION_NONE) return x;
+  if (x < kFarLeft) return far_activation(kind, x);
+  const float e = expf(-fabsf(x)), sigmoid = (x >= 0 ? 1.0f : e) / (1.0f + e);
+  return kind == FW_ACTIVATION_SILU ? x * sigmoid : sigmoid;
 }
 __device__ inline float activation_slope(fw_activation kind, float x) {
-  if (kind == FW_ACTIVATION_SILU) return silu_slope(x);
-  return kind == FW_ACTIVATION_SIGMOID ? sigmoid_f32(x) * sigmoid_f32(-x) : 1.0f;
+  if (kind == FW_ACTIVATION_NONE) return 1.0f;
+  if (x < kFarLeft || x > 1e4f) return far_slope(kind, x);
+  const float e = expf(-fabsf(x)), larger = 1.0f / (1.0f + e), smaller = e * larger;
+  const float left = x >= 0 ? larger : smaller, right = x >= 0 ? smaller : larger;  // sigmoid of x, of -x
+  return left * (kind == FW_ACTIVATION_SILU ? fmaf(x, right, 1.0f) : right);
 }
+// Of four numbers; not inlined: compiled once a file, not once a use.
+__device__ __noinline__ inline float4 activate_quad(fw_activation kind, float4 x) {
+  return make_float4(activate(kind, x.x), activate(kind, x.y), activate(kind, x.z), activate(kind, x.w));
+}
+__device__ __noinline__ inline float4 slope_quad(fw_activation kind, float4 x) {
+  return make_float4(activation_slope(kind, x.x), activation_slope(kind, x.y), activation_slope(kind, x.z), activation_slope(kind, x.w));
+}
+__device__ inline float silu(float x) { return activate(FW_ACTIVATION_SILU, x); }
+__device__ inline float silu_slope(float x) { return activation_slope(FW_ACTIVATION_SILU, x); }
 
 }  // namespace fw::cuda

@@ -12,12 +12,12 @@ inline uint32_t grid_of(int64_t n, int64_t together) {
   return static_cast<uint32_t>(blocks < kMost ? blocks : kMost);
 }
 
-// Blocks of rows whose sums are added afterwards: at least `least` rows each, at most 512 blocks; chosen by the shape alone.
+// Blocks of rows whose sums are added afterwards: at least `least` rows each, at most 2048 blocks; chosen by the shape alone.
 struct SumBlocks {
   int64_t rows, n;
 };
 inline SumBlocks sum_blocks_of(int64_t n_rows, int64_t least) {
-  const int64_t share = n_rows / 512 + (n_rows % 512 != 0), rows = share < least ? least : share;
+  const int64_t share = n_rows / 2048 + (n_rows % 2048 != 0), rows = share < least ? least : share;
   return {rows, n_rows / rows + (n_rows % rows != 0)};
 }
 

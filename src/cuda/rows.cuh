@@ -51,6 +51,21 @@ __device__ inline Row row_at(const fw_tensor &t, int64_t offset, int64_t stride)
   return {t.data, t.dtype, offset, stride, stride == 1 && address % (4 * size) == 0};
 }
 
+// One by one: the elements of a quad that exist.
+__device__ __noinline__ inline float4 load_loose_quad(const void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t left) {
+  float x[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) x[j] = j < left ? load_element(data, dtype, offset + j * stride) : 0.0f;
+  return make_float4(x[0], x[1], x[2], x[3]);
+}
+__device__ __noinline__ inline void store_loose_quad(void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t left, float4 x) {
+  const float all[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (j < left) store_element(data, dtype, offset + j * stride, all[j]);
+  }
+}
+
 // Elements i to i + 3 of a row of n; those past its end are 0. i: a multiple of 4.
 __device__ inline void load_quad(const Row &row, int64_t i, int64_t n, float (&x)[4]) {
   const int64_t at = row.offset + i * row.stride;
@@ -65,12 +80,12 @@ __device__ inline void load_quad(const Row &row, int64_t i, int64_t n, float (&x
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint16_t half = static_cast<uint16_t>(words[j / 2] >> (j % 2 * 16));
-      x[j] = row.dtype == FW_BF16 ? bf16_to_f32(half) : __half2float(__ushort_as_half(half));
+      x[j] = row.dtype == FW_BF16 ? __uint_as_float(static_cast<uint32_t>(half) << 16) : __half2float(__ushort_as_half(half));
     }
     return;
   }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) x[j] = i + j < n ? load_element(row.data, row.dtype, at + j * row.stride) : 0.0f;
+  const float4 quad = load_loose_quad(row.data, row.dtype, at, row.stride, n - i);
+  x[0] = quad.x, x[1] = quad.y, x[2] = quad.z, x[3] = quad.w;
 }
 
 __device__ inline void store_quad(const Row &row, int64_t i, int64_t n, const float (&x)[4]) {
@@ -90,10 +105,7 @@ __device__ inline void store_quad(const Row &row, int64_t i, int64_t n, const fl
     *reinterpret_cast<uint2 *>(static_cast<uint16_t *>(row.data) + at) = make_uint2(words[0], words[1]);
     return;
   }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (i + j < n) store_element(row.data, row.dtype, at + j * row.stride, x[j]);
-  }
+  store_loose_quad(row.data, row.dtype, at, row.stride, n - i, make_float4(x[0], x[1], x[2], x[3]));
 }
 
 }  // namespace fw::cuda

@@ -2,11 +2,11 @@
 // L2, RMS and gated RMS norms on CUDA.
 //
 // Plan: a team a row, one warp up to kWarpLength elements and the 8 warps of a thread block above. A thread takes four neighbouring
-// elements at a time, always the same ones of a row, so that a row's bits depend on its length alone. Forward: the sum of squares,
-// then y. Backward: the sum of squares, then y . dy with dgate and dweight on the way, then dx; rows come from the cache the second
-// and third time. A team adds dweight of its rows up in a row of its own, in shared memory where 48 KB hold the block's and in the
-// workspace otherwise, and sum_blocks adds the teams' rows. Workspace: backward with a weight, teams * length floats, at most 4096
-// (one warp) or 512 teams.
+// elements at a time, always the same ones of a row, so that a row's bits depend on its length alone. Rows of up to 4096 elements
+// stay in registers, several short ones at a time so that enough loads are under way; longer ones are read again from the cache.
+// Forward: the sum of squares, then y. Backward: the sum of squares, then y . dy with dgate and dweight on the way, then dx. A team
+// adds dweight of its rows up in a row of its own, in shared memory where 48 KB hold the block's and in the workspace otherwise, and
+// sum_blocks adds the teams' rows. Workspace: backward with a weight, teams * length floats, at most 16384 (one warp) or 2048 teams.
 #include "core/ledger.hpp"
 #include "cuda/activation.cuh"
 #include "cuda/candidate.hpp"
@@ -20,7 +20,7 @@ namespace fw::norm {
 namespace {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int64_t kWarpLength = 1024, kRowsABlock = 32;
+constexpr int64_t kWarpLength = 512, kHeldLength = 4096, kRowsABlock = 32;
 constexpr int64_t kSharedBytes = 48 << 10;
 
 int64_t teams_of(const Problem &p) { return p.plan.length <= kWarpLength ? kWarps : 1; }
@@ -50,7 +50,7 @@ struct Length {
   float scale, inverse;
 };
 template <int kWarpsATeam>
-__device__ __noinline__ Length length_of(const Problem &p, const cuda::Row &row) {
+__device__ __noinline__ Length long_length_of(const Problem &p, const cuda::Row &row) {
   float x[4], sum = 0, scale = 1.0f, eps = static_cast<float>(p.eps);
   for (int64_t i = 4 * Team<kWarpsATeam>::lane(); i < p.plan.length; i += 4 * Team<kWarpsATeam>::kSize) {
     cuda::load_quad(row, i, p.plan.length, x);
@@ -72,7 +72,7 @@ __device__ __noinline__ Length length_of(const Problem &p, const cuda::Row &row)
 }
 
 template <int kWarpsATeam>
-__global__ void __launch_bounds__(kThreads) forward_rows(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kThreads) forward_long_rows(const __grid_constant__ Problem p) {
   using T = Team<kWarpsATeam>;
   const int64_t n = p.plan.length, step = static_cast<int64_t>(gridDim.x) * T::kCount;
   const cuda::Row weight = cuda::row_at(p.weight, 0, p.weight.strides[0]);
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) forward_rows(const __grid_constant__
     const cuda::RowOffsets at = cuda::seek_row(p.plan, r);
     const cuda::Row x_row = cuda::row_at(p.x, at.at[kX], p.plan.inner[kX]), y_row = cuda::row_at(p.y, at.at[kY], p.plan.inner[kY]);
     const cuda::Row gate_row = cuda::row_at(p.gate, at.at[kGate], p.plan.inner[kGate]);
-    const Length length = length_of<kWarpsATeam>(p, x_row);
+    const Length length = long_length_of<kWarpsATeam>(p, x_row);
     for (int64_t i = 4 * T::lane(); i < n; i += 4 * T::kSize) {
       float y[4], factor[4];
       cuda::load_quad(x_row, i, n, y);
@@ -119,11 +119,131 @@ __device__ inline void scaled_gradient(const Problem &p, const BackwardRow &row,
   for (int j = 0; j < 4; ++j) d_scaled[j] *= cuda::activate(p.gate_activation, gate[j]);
 }
 
-template <int kWarpsATeam>
-__device__ __noinline__ void backward_row(const Problem &p, const BackwardRow &row, float *sums) {
+// ---- rows in registers: kHeld quads a thread --------------------------------------------------------------------------
+
+template <int kWarpsATeam, int kHeld>
+struct HeldRow {
+  using T = Team<kWarpsATeam>;
+  float x[kHeld][4];
+  __device__ static int64_t place(int h) { return 4 * (T::lane() + h * T::kSize); }
+  __device__ void load(const cuda::Row &row, int64_t n) {
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) cuda::load_quad(row, place(h), n, x[h]);
+  }
+  __device__ void store(const cuda::Row &row, int64_t n) const {
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) cuda::store_quad(row, place(h), n, x[h]);
+  }
+  // f(x, h, j) for every element
+  template <class F>
+  __device__ void each(F f) {
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) f(x[h][j], h, j);
+    }
+  }
+  // The row becomes f of its quads.
+  template <class F>
+  __device__ void replace(F f) {
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const float4 y = f(make_float4(x[h][0], x[h][1], x[h][2], x[h][3]));
+      x[h][0] = y.x, x[h][1] = y.y, x[h][2] = y.z, x[h][3] = y.w;
+    }
+  }
+  __device__ void activate(const Problem &p) {
+    replace([&](float4 quad) { return cuda::activate_quad(p.gate_activation, quad); });
+  }
+  // The row becomes xhat; what it was multiplied by.
+  __device__ Length normalize(const Problem &p) {
+    float sum = 0, scale = 1.0f, eps = static_cast<float>(p.eps);
+    each([&](float v, int, int) { sum = fmaf(v, v, sum); });
+    sum = T::sum(sum);
+    if (sum == INFINITY) {
+      scale = 0x1p-80f;
+      sum = 0;
+      eps = 0;  // below a round-off of a sum this large
+      each([&](float v, int, int) { sum = fmaf(v * scale, v * scale, sum); });
+      sum = T::sum(sum);
+    }
+    const float inverse = 1.0f / sqrtf(sum / static_cast<float>(p.count) + eps);
+    each([&](float &v, int, int) { v = v * scale * inverse; });
+    return {scale, inverse};
+  }
+};
+
+template <int kWarpsATeam, int kHeld, int kTogether>
+__global__ void __launch_bounds__(kThreads) forward_held_rows(const __grid_constant__ Problem p) {
+  using T = Team<kWarpsATeam>;
+  const int64_t n = p.plan.length, step = static_cast<int64_t>(gridDim.x) * T::kCount;
+  HeldRow<kWarpsATeam, kHeld> weight;
+  if (given(p.weight)) weight.load(cuda::row_at(p.weight, 0, p.weight.strides[0]), n);
+  for (int64_t r = static_cast<int64_t>(blockIdx.x) * T::kCount + T::index(); r < p.plan.n_rows; r += step * kTogether) {
+    HeldRow<kWarpsATeam, kHeld> row[kTogether], gate[kTogether];
+    cuda::Row to[kTogether];
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (r + u * step >= p.plan.n_rows) break;
+      const cuda::RowOffsets at = cuda::seek_row(p.plan, r + u * step);
+      row[u].load(cuda::row_at(p.x, at.at[kX], p.plan.inner[kX]), n);
+      if (given(p.gate)) gate[u].load(cuda::row_at(p.gate, at.at[kGate], p.plan.inner[kGate]), n);
+      to[u] = cuda::row_at(p.y, at.at[kY], p.plan.inner[kY]);
+    }
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (r + u * step >= p.plan.n_rows) break;
+      row[u].normalize(p);
+      if (given(p.weight)) row[u].each([&](float &v, int h, int j) { v *= weight.x[h][j]; });
+      if (given(p.gate)) {
+        gate[u].activate(p);
+        row[u].each([&](float &v, int h, int j) { v *= gate[u].x[h][j]; });
+      }
+      row[u].store(to[u], n);
+    }
+  }
+}
+
+template <int kWarpsATeam, int kHeld>
+__device__ inline void backward_held_row(const Problem &p, const BackwardRow &from, float *sums) {
   using T = Team<kWarpsATeam>;
   const int64_t n = p.plan.length;
-  const Length length = length_of<kWarpsATeam>(p, row.x);
+  HeldRow<kWarpsATeam, kHeld> x, dy, gate, weight;
+  x.load(from.x, n);
+  dy.load(from.dy, n);
+  if (given(p.gate)) gate.load(from.gate, n);
+  if (given(p.weight)) weight.load(from.weight, n);
+  const Length length = x.normalize(p);
+  if (given(p.dgate)) {
+    HeldRow<kWarpsATeam, kHeld> dgate = gate;
+    dgate.replace([&](float4 quad) { return cuda::slope_quad(p.gate_activation, quad); });
+    dgate.each([&](float &v, int h, int j) { v *= dy.x[h][j] * (given(p.weight) ? x.x[h][j] * weight.x[h][j] : x.x[h][j]); });
+    dgate.store(from.dgate, n);
+  }
+  if (given(p.gate)) {
+    gate.activate(p);
+    dy.each([&](float &v, int h, int j) { v *= gate.x[h][j]; });
+  }
+  if (sums) {
+    dy.each([&](float v, int h, int j) {
+      const int64_t i = x.place(h) + j;
+      if (i < n) sums[i] = fmaf(v, x.x[h][j], sums[i]);
+    });
+  }
+  if (!given(p.dx)) return;
+  if (given(p.weight)) dy.each([&](float &v, int h, int j) { v *= weight.x[h][j]; });
+  float along = 0;
+  dy.each([&](float v, int h, int j) { along = fmaf(x.x[h][j], v, along); });
+  along = T::sum(along) / static_cast<float>(p.count);
+  x.each([&](float &v, int h, int j) { v = length.inverse * length.scale * fmaf(-along, v, dy.x[h][j]); });
+  x.store(from.dx, n);
+}
+
+template <int kWarpsATeam>
+__device__ __noinline__ void backward_long_row(const Problem &p, const BackwardRow &row, float *sums) {
+  using T = Team<kWarpsATeam>;
+  const int64_t n = p.plan.length;
+  const Length length = long_length_of<kWarpsATeam>(p, row.x);
   float xhat[4], gate[4], d_scaled[4], weight[4] = {1.0f, 1.0f, 1.0f, 1.0f}, along = 0;
   for (int64_t i = 4 * T::lane(); i < n; i += 4 * T::kSize) {
     scaled_gradient(p, row, length, i, xhat, gate, d_scaled);
@@ -153,8 +273,8 @@ __device__ __noinline__ void backward_row(const Problem &p, const BackwardRow &r
 }
 
 // A thread block takes rows_a_block rows. partials: [block][team][length], or nullptr without dweight.
-template <int kWarpsATeam>
-__global__ void __launch_bounds__(kThreads) backward_rows(const __grid_constant__ Problem p, int64_t rows_a_block, float *partials,
+template <int kWarpsATeam, int kHeld>
+__global__ void __launch_bounds__(kThreads, 2) backward_rows(const __grid_constant__ Problem p, int64_t rows_a_block, float *partials,
                                                           bool is_in_shared) {
   using T = Team<kWarpsATeam>;
   const int64_t n = p.plan.length, begin = blockIdx.x * rows_a_block;
@@ -169,7 +289,11 @@ __global__ void __launch_bounds__(kThreads) backward_rows(const __grid_constant_
     const auto row_of = [&](const fw_tensor &t, int i) { return cuda::row_at(t, at.at[i], p.plan.inner[i]); };
     const BackwardRow row = {row_of(p.x, kX),   row_of(p.gate, kGate), cuda::row_at(p.weight, 0, p.weight.strides[0]),
                              row_of(p.dy, kDy), row_of(p.dx, kDx),     row_of(p.dgate, kDgate)};
-    backward_row<kWarpsATeam>(p, row, sums);
+    if constexpr (kHeld > 0) {
+      backward_held_row<kWarpsATeam, kHeld>(p, row, sums);
+    } else {
+      backward_long_row<kWarpsATeam>(p, row, sums);
+    }
   }
   if (sums == partial) return;
   for (int64_t i = 4 * T::lane(); i < n; i += 4 * T::kSize) {
@@ -177,16 +301,24 @@ __global__ void __launch_bounds__(kThreads) backward_rows(const __grid_constant_
   }
 }
 
-template <int kWarpsATeam>
 void launch_forward(const Problem &p) {
-  const uint32_t grid = cuda::grid_of(p.plan.n_rows, kWarps / kWarpsATeam);
-  cuda::launch({grid, kThreads, 0, static_cast<cudaStream_t>(p.stream)}, forward_rows<kWarpsATeam>, p);
+  const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
+  const int64_t n = p.plan.length, rows = p.plan.n_rows;
+  if (n <= 128) {
+    cuda::launch({cuda::grid_of(rows, 4 * kWarps), kThreads, 0, stream}, forward_held_rows<1, 1, 4>, p);
+  } else if (n <= kWarpLength) {
+    cuda::launch({cuda::grid_of(rows, kWarps), kThreads, 0, stream}, forward_held_rows<1, 4, 1>, p);
+  } else if (n <= kHeldLength) {
+    cuda::launch({cuda::grid_of(rows, 1), kThreads, 0, stream}, forward_held_rows<kWarps, 4, 1>, p);
+  } else {
+    cuda::launch({cuda::grid_of(rows, 1), kThreads, 0, stream}, forward_long_rows<kWarps>, p);
+  }
 }
-template <int kWarpsATeam>
+template <int kWarpsATeam, int kHeld>
 void launch_backward(const Problem &p, const cuda::SumBlocks &blocks, float *partials) {
   const bool is_in_shared = partials && sum_bytes(p) <= kSharedBytes;
   const int shared = is_in_shared ? static_cast<int>(sum_bytes(p)) : 0;
-  cuda::launch({static_cast<uint32_t>(blocks.n), kThreads, shared, static_cast<cudaStream_t>(p.stream)}, backward_rows<kWarpsATeam>, p, blocks.rows, partials, is_in_shared);
+  cuda::launch({static_cast<uint32_t>(blocks.n), kThreads, shared, static_cast<cudaStream_t>(p.stream)}, backward_rows<kWarpsATeam, kHeld>, p, blocks.rows, partials, is_in_shared);
 }
 
 float *lay_out(Ledger &ledger, const Problem &p, const cuda::SumBlocks &blocks) {
@@ -200,10 +332,14 @@ void run_backward(const Problem &p, void *memory) {
   float *partials = lay_out(ledger, p, blocks);
   if (!given(p.dweight)) partials = nullptr;
   if (blocks.n > 0 && (partials || given(p.dx) || given(p.dgate))) {
-    if (p.plan.length <= kWarpLength) {
-      launch_backward<1>(p, blocks, partials);
+    if (p.plan.length <= 128) {
+      launch_backward<1, 1>(p, blocks, partials);
+    } else if (p.plan.length <= kWarpLength) {
+      launch_backward<1, 4>(p, blocks, partials);
+    } else if (p.plan.length <= kHeldLength) {
+      launch_backward<kWarps, 4>(p, blocks, partials);
     } else {
-      launch_backward<kWarps>(p, blocks, partials);
+      launch_backward<kWarps, 0>(p, blocks, partials);
     }
   }
   if (!given(p.dweight)) return;
@@ -225,10 +361,8 @@ fw_status CudaPath::run(fw_context &, const Problem &p, void *memory) {
   FW_TRY(cuda::check_places(Norm::kName, operands, 8, memory));
   if (p.direction == FW_BACKWARD) {
     run_backward(p, memory);
-  } else if (p.plan.n_rows > 0 && p.plan.length <= kWarpLength) {
-    launch_forward<1>(p);
   } else if (p.plan.n_rows > 0) {
-    launch_forward<kWarps>(p);
+    launch_forward(p);
   }
   return cuda::check_launches(Norm::kName, "cuda");
 }

@@ -49,7 +49,7 @@ Layout layout(const Sm90Forward &in) {
     offset = at.total;
     at.total += aligned(bytes);
   };
-  take(at.solve, erases ? tiles * kTileBytes * (in.gate == Sm90Gate::kNone ? 2 : 1) : 0);
+  take(at.solve, erases ? tiles * 2 * kTileBytes : 0);
   take(at.factors, tiles * (is_vector ? sizeof(VectorFactors) : sizeof(Factors)));
   take(at.scores, is_vector ? tiles * kTileBytes : 0);
   take(at.k_start, is_vector && erases ? tiles * 2 * kTileBytes : 0);

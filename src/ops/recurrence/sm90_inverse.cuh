@@ -49,8 +49,7 @@ __device__ __forceinline__ void as_operand(uint32_t (&a)[2][4], const float (&ac
   }
 }
 
-// Block (i_block, j_block) of the image from its transpose; kSplit: what bf16 left, as bf16, to a second image behind it.
-template <bool kSplit>
+// Block (i_block, j_block) of the image from its transpose, and what bf16 left, as bf16, of the second image behind it.
 __device__ __forceinline__ void store_block(uint32_t image, const float (&acc)[2][4], int i_block, int j_block,
                                             int lane) {
   const int tile = lane / 8;
@@ -64,11 +63,10 @@ __device__ __forceinline__ void store_block(uint32_t image, const float (&acc)[2
     low[i] = pack_bf16(x - low_bf16(high[i]), y - high_bf16(high[i]));
   }
   store_tiles_transposed(address, high[0], high[1], high[2], high[3]);
-  if constexpr (kSplit) store_tiles_transposed(address + kTileBytes, low[0], low[1], low[2], low[3]);
+  store_tiles_transposed(address + kTileBytes, low[0], low[1], low[2], low[3]);
 }
 
-// T, as a swizzled bf16 image, of the unit lower I + L whose diagonal blocks are already inverted; warps 0 to 3.
-template <bool kSplit>
+// T, as two swizzled bf16 images (T is their sum), of the unit lower I + L whose diagonal blocks are already inverted; warps 0 to 3.
 __device__ __forceinline__ void finish_inverse(float *l, uint32_t image, int warp, int lane) {
   const int g = lane / 4, t = lane % 4, column = warp;
   float acc[2][4];
@@ -81,9 +79,9 @@ __device__ __forceinline__ void finish_inverse(float *l, uint32_t image, int war
   }
   uint32_t done[4][2][4];
   as_operand(done[0], acc, 1.0f);
-  store_block<kSplit>(image, acc, column, column, lane);
+  store_block(image, acc, column, column, lane);
   const float none[2][4] = {};
-  for (int i = 0; i < column; ++i) store_block<kSplit>(image, none, i, column, lane);
+  for (int i = 0; i < column; ++i) store_block(image, none, i, column, lane);
 #pragma unroll
   for (int down = 1; down < 4; ++down) {
     const int i = column + down;
@@ -94,7 +92,7 @@ __device__ __forceinline__ void finish_inverse(float *l, uint32_t image, int war
       uint32_t operand[2][4];
       as_operand(operand, sum, -1.0f);
       multiply_block(result, operand, l + 16 * i * kPitch + 16 * i, g, t);
-      store_block<kSplit>(image, result, i, column, lane);
+      store_block(image, result, i, column, lane);
       if (down < 3) as_operand(done[down], result, 1.0f);
     }
   }

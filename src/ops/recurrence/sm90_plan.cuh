@@ -91,7 +91,7 @@ __device__ __forceinline__ Chunk chunk_of(const Shape &shape, int slot) {
 
 // Of every (head, slot), what the scan reads.
 struct Tiles {
-  unsigned char *solve;  // T as an image in the swizzled form
+  unsigned char *solve;  // T as two images in the swizzled form, high and low parts
   Factors *factors;      // of no gate or a scalar gate
   // of a vector gate, images too:
   unsigned char *scores;   // scale * masked, gated q k^T

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inverse and gate factors of one chunk of one head, for no gate or a scalar gate; nothing here depends on the state.
-// Grid (slots, HV), 128 threads = one warpgroup, 7 CTAs a multiprocessor.
+// Grid (slots, HV), 128 threads = one warpgroup, 6 CTAs a multiprocessor.
 //   1. thread 0: k tile by tensor map; meanwhile 64 threads each for beta and for the gates, which are summed in fp64 and
 //      kept as two floats in base 2.
 //   2. k k^T by 8 wgmma m64n64k16; gate factors exp(G_i - G_j), j < i, applied to the fp32 sums.
 //   3. L = strict lower part of beta_i k k^T in fp32, T = (I + L)^-1 (sm90_inverse.cuh).
-//   4. T leaves as a swizzled bf16 image by bulk store, the factors of tokens as floats.
-// Shared memory: k 16384, then L 18432 in its place, image of T 8192 (no gate: two), factors and beta 2384 bytes.
+//   4. T leaves as two swizzled bf16 images by bulk store, the factors of tokens as floats.
+// Shared memory: k 16384, then L 18432 in its place, images of T 2 x 8192, factors and beta 2384 bytes.
 // Handing over: one mbarrier for the loads; __syncthreads between the numbered steps.
 #include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
@@ -23,13 +23,12 @@ namespace {
 // The most negative log gate that is told apart from -infinity: its exponential is 0 in fp32 as well.
 constexpr double kLeastGate = -1e4;
 
-template <bool kSplit>
 struct __align__(1024) PrepShared {
   union {
     unsigned char k[2 * kTileBytes];
     float l[kChunk * kPitch];
   };
-  unsigned char solve[kSplit ? 2 * kTileBytes : kTileBytes];
+  unsigned char solve[2 * kTileBytes];
   Factors factors;
   float beta[kChunk];
   double carry;
@@ -37,9 +36,8 @@ struct __align__(1024) PrepShared {
 };
 
 template <Sm90Gate kGate, Sm90Erase kErase>
-__global__ void __launch_bounds__(128, kGate == Sm90Gate::kNone ? 6 : 7) prep_kernel(const __grid_constant__ PrepArguments in) {
-  constexpr bool kSplit = kGate == Sm90Gate::kNone;  // T as two bf16
-  auto &shared = *cuda::dynamic_shared<PrepShared<kSplit>>();
+__global__ void __launch_bounds__(128, 6) prep_kernel(const __grid_constant__ PrepArguments in) {
+  PrepShared &shared = *cuda::dynamic_shared<PrepShared>();
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int slot = blockIdx.x, hv = blockIdx.y, h = hv / (in.shape.HV / in.shape.H);
   const uint32_t loaded = shared_address(&shared.loaded);
@@ -142,7 +140,7 @@ __global__ void __launch_bounds__(128, kGate == Sm90Gate::kNone ? 6 : 7) prep_ke
       invert_block(shared.l + 16 * block * kPitch + 16 * block, lane % 16);
     }
     __syncthreads();
-    finish_inverse<kSplit>(shared.l, shared_address(shared.solve), warp, lane);
+    finish_inverse(shared.l, shared_address(shared.solve), warp, lane);
   }
   fence_async_shared();
   __syncthreads();
@@ -160,8 +158,7 @@ __global__ void __launch_bounds__(128, kGate == Sm90Gate::kNone ? 6 : 7) prep_ke
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
-  return cuda::launch({dim3(in.shape.slots, in.shape.HV), 128, sizeof(PrepShared<kGate == Sm90Gate::kNone>), stream},
-                      prep_kernel<kGate, kErase>, in);
+  return cuda::launch({dim3(in.shape.slots, in.shape.HV), 128, sizeof(PrepShared), stream}, prep_kernel<kGate, kErase>, in);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ namespace {
 struct __align__(1024) VectorShared {
   union {
     unsigned char k[2 * kTileBytes];
-    unsigned char solve[kTileBytes];
+    unsigned char solve[2 * kTileBytes];
   };
   unsigned char q[2 * kTileBytes], right[2 * kTileBytes];
   unsigned char scores[kTileBytes];
@@ -371,14 +371,14 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
       invert_block(shared.l + 16 * b * kPitch + 16 * b, lane % 16);
     }
     named_barrier(1, 128);
-    finish_inverse<false>(shared.l, shared_address(shared.solve), warp, lane);
+    finish_inverse(shared.l, shared_address(shared.solve), warp, lane);
   }
   fence_async_shared();
   __syncthreads();
   if (thread == 0) {
     store_bytes(in.tiles.scores + index * kTileBytes, shared_address(shared.scores), kTileBytes);
     if constexpr (kErase == Sm90Erase::kShared) {
-      store_bytes(in.tiles.solve + index * kTileBytes, shared_address(shared.solve), kTileBytes);
+      store_bytes(in.tiles.solve + 2 * index * kTileBytes, shared_address(shared.solve), 2 * kTileBytes);
     }
     store_bytes(in.tiles.vector_factors + index, shared_address(&shared.factors), sizeof(VectorFactors));
     store_commit();

@@ -11,16 +11,18 @@
 //   last warpgroup: the chain; tensor work of a chunk in order of issue:
 //          X^T = S^T K^T                  8 x m64n64k16   meanwhile the last outputs leave
 //          O^T = S^T Q^T                  8 x m64n64k16   meanwhile W^T = beta (V^T - exp(G) X^T)
-//          V'^T = W^T T^T                 4 x m64n64k16   meanwhile S decays, O is scaled
-//          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16
+//          V'^T = W^T T^T                12 x m64n64k16   W and T as two bf16 each; meanwhile S decays
+//          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16  meanwhile O is scaled, V' split
 //          O^T += V'^T P^T                8 x m64n64k16   V' as two bf16; meanwhile S^T becomes bf16
-// V' as one bf16 in V'^T P^T, and T and W^T as one bf16 each without a gate, miss the error bound of o when q, k, v and
-// the state have one sign: errors of one row that the next rows would correct stay to the end of the chunk.
+// One bf16 each for T, W and the V' of the outputs misses the error bound of o when q, k, v and the state have one sign
+// (2.0 to 2.5 times the yardstick, allowed 2.0; with two 1.4 to 1.7): errors of one row that the next rows would correct
+// stay to the end of the chunk.
 // Roles of the summary (what a segment does to any state): warpgroup 1 the same chain without outputs, from zero, giving
 // H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
 // Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
 // tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
-// Shared memory a stage: k 16384, q 16384, v 8192, T 8192, P 8192, factors 2128; staging of o 8192; 3 stages: 187552.
+// Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, P 8192, factors 2128; staging of o 8192; 3 stages: 211 KB.
+// With a vector gate also k exp(G_end - G) 16384, factors 896; 2 stages: 170 KB.
 #include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/matrix.cuh"
@@ -37,7 +39,7 @@ __device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<
                                             int turn, int thread) {
   const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
   const int row = 16 * warp + 8 * (part & 1) + lane % 8;
-  Ring<kStages> ring;
+  Ring<kStages<kGate>> ring;
   for (int left = work.length; left > 0; left -= kChunk, ring.next(), turn ^= 1) {
     barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);  // every phase, or a parity would be mistaken
     if (turn != 0) continue;
@@ -84,7 +86,6 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
                                           const Work &work, float (&s)[64], int thread) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
   constexpr bool kSolve = kErase == Sm90Erase::kShared, kScalar = kGate == Sm90Gate::kScalar;
-  constexpr bool kSplit = kSolve && kSplitsSolve<kGate>;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4, part = lane / 8;
   // This lane's row of the 8x8 tiles of a [tokens][values] tile; + 2048 bytes for 16 tokens.
   const uint32_t corner = swizzled(8 * (part >> 1) + lane % 8, (16 * warp + 8 * (part & 1)) * 2);
@@ -106,7 +107,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
 
   uint32_t sa[8][4];
   pack_state(sa, s);
-  Ring<kStages> ring;
+  Ring<kStages<kGate>> ring;
   int last_slot = 0;
   if (work.length > 0) barrier_wait(shared_address(&shared.full[0]), 0);
   for (int left = work.length; left > 0; left -= kChunk) {
@@ -177,22 +178,22 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       for (int i = 0; i < 16; ++i) {
         const int n = 4 * (i / 4) + i % 4 / 2 * 2, e = 2 * n + 2 * (i % 2);
         const float *by = kScalar ? by_decay : beta;
-        const float w0 = kValues ? fmaf(-by[n], x[e], w[2 * i]) : -by[n] * x[e];
-        const float w1 = kValues ? fmaf(-by[n + 1], x[e + 1], w[2 * i + 1]) : -by[n + 1] * x[e + 1];
-        a[i / 4][i % 4] = pack_bf16(w0, w1);
-        if constexpr (kSplit) low[i / 4][i % 4] = pack_rest(w0, w1, a[i / 4][i % 4]);
+        w[2 * i] = kValues ? fmaf(-by[n], x[e], w[2 * i]) : -by[n] * x[e];
+        w[2 * i + 1] = kValues ? fmaf(-by[n + 1], x[e + 1], w[2 * i + 1]) : -by[n + 1] * x[e + 1];
+        a[i / 4][i % 4] = pack_bf16(w[2 * i], w[2 * i + 1]);
       }
       hold(x);
       product_fence();
+      const uint64_t solve_low = rows_along_sum(shared_address(stage.solve_low));
 #pragma unroll
       for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve, step * 32), step > 0);
-      if constexpr (kSplit) {
-        const uint64_t solve_low = rows_along_sum(shared_address(stage.solve_low));
 #pragma unroll
-        for (int step = 0; step < 4; ++step) multiply_n64(x, low[step], advance(solve, step * 32), 1);
+      for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve_low, step * 32), 1);
 #pragma unroll
-        for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve_low, step * 32), 1);
-      }
+      for (int i = 0; i < 16; ++i) low[i / 4][i % 4] = pack_rest(w[2 * i], w[2 * i + 1], a[i / 4][i % 4]);
+      product_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) multiply_n64(x, low[step], advance(solve, step * 32), 1);
       product_commit();
     }
     float rest[16], scale_decay[16];
@@ -213,16 +214,8 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
         for (int e = 0; e < 8; ++e) s[8 * i + e] *= by[e / 4 * 2 + e % 2];
       }
     }
-    if constexpr (kOutputs) {
-      product_wait<kSolve ? 1 : 0>();
-      hold(o);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) o[i] *= kScalar ? scale_decay[i / 4 * 2 + i % 2] : kVector ? 1.0f : in.scale;
-    }
-    if constexpr (kSolve) {
-      product_wait<0>();
-      hold(x);
-    }
+    product_wait<0>();
+    if constexpr (kSolve) hold(x);
 
     // S^T += (V' exp(G_end - G))^T K
     hold(s);
@@ -235,10 +228,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
         b[i / 4][i % 4] = kSolve ? pack_bf16(rest[n] * x[e], rest[n + 1] * x[e + 1])
                                  : pack_bf16(rest[n] * low_bf16(v), rest[n + 1] * high_bf16(v));
       }
-      if constexpr (kSolve) {
-        v = pack_bf16(x[e], x[e + 1]);
-        if constexpr (kOutputs) low[i / 4][i % 4] = pack_rest(x[e], x[e + 1], v);
-      }
+      if constexpr (kSolve) v = pack_bf16(x[e], x[e + 1]);
     }
     product_fence();
 #pragma unroll
@@ -249,6 +239,17 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
 
     if constexpr (kOutputs) {
       // O^T = scale exp(G) S^T Q^T + V'^T P^T
+      product_wait<1>();
+      hold(o);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) o[i] *= kScalar ? scale_decay[i / 4 * 2 + i % 2] : kVector ? 1.0f : in.scale;
+      if constexpr (kSolve) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int e = 2 * (4 * (i / 4) + i % 4 / 2 * 2) + 2 * (i % 2);
+          low[i / 4][i % 4] = pack_rest(x[e], x[e + 1], a[i / 4][i % 4]);
+        }
+      }
       if constexpr (!kVector) barrier_wait(shared_address(&shared.scored[ring.slot]), ring.parity);
       hold(o);
       product_fence();
@@ -294,7 +295,7 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
   auto &shared = *cuda::dynamic_shared<ScanShared<kGate>>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) {
+    for (int s = 0; s < kStages<kGate>; ++s) {
       barrier_init(shared_address(&shared.full[s]), 1);
       barrier_init(shared_address(&shared.scored[s]), 4);
       barrier_init(shared_address(&shared.empty[s]), kSummary ? 16 : 8);

@@ -10,11 +10,9 @@
 
 namespace fw::sm90 {
 
-constexpr int kStages = 3;
-
-// Without a gate nothing is forgotten and errors of the solve stay, so T and what it multiplies are two bf16 each.
+// How deep loads run ahead; with a vector gate a third stage does not fit.
 template <Sm90Gate kGate>
-constexpr bool kSplitsSolve = kGate == Sm90Gate::kNone;
+constexpr int kStages = kGate == Sm90Gate::kVector ? 2 : 3;
 
 template <Sm90Gate kGate>
 struct __align__(1024) Stage {
@@ -23,17 +21,16 @@ struct __align__(1024) Stage {
   unsigned char q[2 * kTileBytes];
   unsigned char k_end[kVector ? 2 * kTileBytes : 0];  // k exp(G_end - G)
   unsigned char v[kTileBytes];
-  unsigned char solve[kTileBytes];
-  unsigned char solve_low[kSplitsSolve<kGate> ? kTileBytes : 0];
+  unsigned char solve[kTileBytes], solve_low[kTileBytes];
   unsigned char scores[kTileBytes];
 };
 
 template <Sm90Gate kGate>
 struct __align__(1024) ScanShared {
-  Stage<kGate> stage[kStages];
+  Stage<kGate> stage[kStages<kGate>];
   unsigned char o[kTileBytes];
-  std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kStages];
-  uint64_t full[kStages], scored[kStages], empty[kStages], tail, o_filled, o_emptied;
+  std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kStages<kGate>];
+  uint64_t full[kStages<kGate>], scored[kStages<kGate>], empty[kStages<kGate>], tail, o_filled, o_emptied;
 };
 
 // The part of a sequence that one pair scans.
@@ -62,13 +59,12 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
                                             const Work &work, int lane) {
   constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase == Sm90Erase::kShared;
   constexpr bool kKeys = kSolve || !kVector, kFactors = kSolve || kGate != Sm90Gate::kNone;
-  constexpr bool kSplit = kSolve && kSplitsSolve<kGate>;
-  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve + kSplit + (kVector && !kSummary);
+  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary);
   constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
   int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
-  Ring<kStages> ring;
+  Ring<kStages<kGate>> ring;
   for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
     Stage<kGate> &stage = shared.stage[ring.slot];
     const uint32_t full = shared_address(&shared.full[ring.slot]);
@@ -99,11 +95,9 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
         }
       }
       if constexpr (kSolve) {
-        const unsigned char *from = in.tiles.solve + (kSplit ? 2 : 1) * image + part;
+        const unsigned char *from = in.tiles.solve + 2 * image + part;
         load_bytes_to(shared_address(stage.solve) + part, from, kTileBytes / 2, barrier, 3);
-        if constexpr (kSplit) {
-          load_bytes_to(shared_address(stage.solve_low) + part, from + kTileBytes, kTileBytes / 2, barrier, 3);
-        }
+        load_bytes_to(shared_address(stage.solve_low) + part, from + kTileBytes, kTileBytes / 2, barrier, 3);
       }
     }
     __syncwarp();
