@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of the library never abort, exit or print; those of src/ops and *.isa.cpp never allocate.
+"""Objects of the library never abort, exit or print; those of src/ops, *.isa.cpp and *.unit.cpp never allocate.
 
-Level objects (*.isa.cpp, compiled once an instruction set) also may not define a weak symbol outside the namespace of
+Level objects (*.isa.cpp and *.unit.cpp, compiled for an instruction set) also may not define a weak symbol outside the namespace of
 their level: the linker would keep one copy, perhaps one with instructions that the machine lacks.
 """
 
@@ -19,11 +19,11 @@ ALLOCATES = {"malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "
 NEW = re.compile(r"^_Zn[wa][mj]")
 FORMATS = {"snprintf", "vsnprintf", "__snprintf_chk", "__vsnprintf_chk", "sprintf", "__sprintf_chk"}
 THROWS = re.compile(r"^(__cxa_throw|__cxa_allocate_exception|_ZSt\d+__throw_)")
-LEVELS = {"fw_isa_baseline": "baseline", "fw_isa_avx2": "avx2", "fw_isa_avx512": "avx512"}
+LEVELS = {"fw_isa_" + name: name for name in ("baseline", "avx2", "avx512", "amx", "avx512_bf16", "neon_bf16", "amx_model", "pairs_model")}
 
 
 def objects(build):
-    """(object, layer, level): layer core, cpu, ops or api; level "" but for *.isa.cpp."""
+    """(object, layer, level): layer core, cpu, ops or api; level "" but for *.isa.cpp and *.unit.cpp."""
     for path in sorted(pathlib.Path(build).glob("CMakeFiles/*.dir/src/**/*.o")):
         parts = path.relative_to(pathlib.Path(build) / "CMakeFiles").parts
         folder = parts[0].removesuffix(".dir")

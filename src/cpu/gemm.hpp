@@ -21,12 +21,22 @@ constexpr int kTileRows = 6, kTileVecs = 2;
 // How nn treats what c holds: it is overwritten, added to, or scaled a row first.
 enum class Keep { kNothing, kAll, kScaled };
 
+// What the two factors of gemm_nn hold. pairs.hpp has the other kind: pairs of bf16, whose two products are added.
+struct Floats {
+  typedef float Element;
+  typedef Vec Wide;
+  static inline __attribute__((always_inline)) Vec spread(float x) { return splat(x); }
+  static inline __attribute__((always_inline)) Vec row(const float *p) { return load(p); }
+  static inline __attribute__((always_inline)) Vec add(Vec a, Vec b, Vec sum) { return fma(a, b, sum); }
+};
+
 namespace gemm_detail {
 
-template <int kRows, int kVecs, Keep kKeep>
-inline __attribute__((always_inline)) void nn_tile(int64_t depth, const float *a, int64_t a_row, int64_t a_col,
-                                                   const float *b, int64_t ldb, float *c, int64_t ldc,
-                                                   const float *row_scale) {
+template <class Of, int kRows, int kVecs, Keep kKeep>
+inline __attribute__((always_inline)) void nn_tile(int64_t depth, const typename Of::Element *a, int64_t a_row,
+                                                   int64_t a_col, const typename Of::Element *b, int64_t ldb, float *c,
+                                                   int64_t ldc, const float *row_scale) {
+  typedef typename Of::Wide Wide;
   Vec acc[kRows][kVecs];
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
@@ -39,24 +49,24 @@ inline __attribute__((always_inline)) void nn_tile(int64_t depth, const float *a
   }
   for (int64_t k = 0; k < depth; ++k) {
     if constexpr (kRows < kVecs) {  // the side with fewer stays in registers, the other passes by
-      Vec x[kRows];
+      Wide x[kRows];
 #pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m) x[m] = splat(a[m * a_row + k * a_col]);
+      for (int m = 0; m < kRows; ++m) x[m] = Of::spread(a[m * a_row + k * a_col]);
 #pragma GCC unroll 8
       for (int n = 0; n < kVecs; ++n) {
-        const Vec row = load(b + k * ldb + n * kLanes);
+        const Wide row = Of::row(b + k * ldb + n * kLanes);
 #pragma GCC unroll 16
-        for (int m = 0; m < kRows; ++m) acc[m][n] = fma(x[m], row, acc[m][n]);
+        for (int m = 0; m < kRows; ++m) acc[m][n] = Of::add(x[m], row, acc[m][n]);
       }
     } else {
-      Vec row[kVecs];
+      Wide row[kVecs];
 #pragma GCC unroll 8
-      for (int n = 0; n < kVecs; ++n) row[n] = load(b + k * ldb + n * kLanes);
+      for (int n = 0; n < kVecs; ++n) row[n] = Of::row(b + k * ldb + n * kLanes);
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) {
-        const Vec x = splat(a[m * a_row + k * a_col]);
+        const Wide x = Of::spread(a[m * a_row + k * a_col]);
 #pragma GCC unroll 8
-        for (int n = 0; n < kVecs; ++n) acc[m][n] = fma(x, row[n], acc[m][n]);
+        for (int n = 0; n < kVecs; ++n) acc[m][n] = Of::add(x, row[n], acc[m][n]);
       }
     }
   }
@@ -70,27 +80,27 @@ inline __attribute__((always_inline)) void nn_tile(int64_t depth, const float *a
 // Few rows take more columns at a time: as many sums as hide the latency of the fused multiply-add.
 constexpr int vecs_of(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : kTileVecs; }
 
-template <int kRows, int kVecs, Keep kKeep>
-FW_NOINLINE void nn_rows(int64_t cols, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
-                         int64_t ldb, float *c, int64_t ldc, const float *row_scale) {
+template <class Of, int kRows, int kVecs, Keep kKeep>
+FW_NOINLINE void nn_rows(int64_t cols, int64_t depth, const typename Of::Element *a, int64_t a_row, int64_t a_col,
+                         const typename Of::Element *b, int64_t ldb, float *c, int64_t ldc, const float *row_scale) {
   int64_t n = 0;
   for (; n + kVecs * kLanes <= cols; n += kVecs * kLanes) {
-    nn_tile<kRows, kVecs, kKeep>(depth, a, a_row, a_col, b + n, ldb, c + n, ldc, row_scale);
+    nn_tile<Of, kRows, kVecs, kKeep>(depth, a, a_row, a_col, b + n, ldb, c + n, ldc, row_scale);
   }
   if constexpr (kVecs > 1) {
     if (n < cols)
-      nn_rows<kRows, kVecs / 2, kKeep>(cols - n, depth, a, a_row, a_col, b + n, ldb, c + n, ldc, row_scale);
+      nn_rows<Of, kRows, kVecs / 2, kKeep>(cols - n, depth, a, a_row, a_col, b + n, ldb, c + n, ldc, row_scale);
   }
 }
 
-template <int kRows, Keep kKeep>
-void nn_rest(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t a_row, int64_t a_col, const float *b,
-             int64_t ldb, float *c, int64_t ldc, const float *row_scale) {
+template <class Of, int kRows, Keep kKeep>
+void nn_rest(int64_t rows, int64_t cols, int64_t depth, const typename Of::Element *a, int64_t a_row, int64_t a_col,
+             const typename Of::Element *b, int64_t ldb, float *c, int64_t ldc, const float *row_scale) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      return nn_rows<kRows, vecs_of(kRows), kKeep>(cols, depth, a, a_row, a_col, b, ldb, c, ldc, row_scale);
+      return nn_rows<Of, kRows, vecs_of(kRows), kKeep>(cols, depth, a, a_row, a_col, b, ldb, c, ldc, row_scale);
     }
-    nn_rest<kRows - 1, kKeep>(rows, cols, depth, a, a_row, a_col, b, ldb, c, ldc, row_scale);
+    nn_rest<Of, kRows - 1, kKeep>(rows, cols, depth, a, a_row, a_col, b, ldb, c, ldc, row_scale);
   }
 }
 
@@ -98,18 +108,18 @@ void nn_rest(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t 
 
 // c[m][n] = keep(c)[m][n] + sum_k a[m * a_row + k * a_col] * b[k * ldb + n]; cols a multiple of kLanes.
 // Keep::kScaled multiplies row m of c by row_scale[m] first. The sum runs over k upward.
-template <Keep kKeep>
-FW_NOINLINE inline void gemm_nn(int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t a_row,
-                                int64_t a_col, const float *b, int64_t ldb, float *c, int64_t ldc,
-                                const float *row_scale = nullptr) {
+template <Keep kKeep, class Of = Floats>
+FW_NOINLINE inline void gemm_nn(int64_t rows, int64_t cols, int64_t depth, const typename Of::Element *a,
+                                int64_t a_row, int64_t a_col, const typename Of::Element *b, int64_t ldb, float *c,
+                                int64_t ldc, const float *row_scale = nullptr) {
   using namespace gemm_detail;
   int64_t m = 0;
   for (; m + kTileRows <= rows; m += kTileRows) {
-    nn_rows<kTileRows, kTileVecs, kKeep>(cols, depth, a + m * a_row, a_row, a_col, b, ldb, c + m * ldc, ldc,
-                                         row_scale ? row_scale + m : nullptr);
+    nn_rows<Of, kTileRows, kTileVecs, kKeep>(cols, depth, a + m * a_row, a_row, a_col, b, ldb, c + m * ldc, ldc,
+                                             row_scale ? row_scale + m : nullptr);
   }
-  nn_rest<kTileRows - 1, kKeep>(rows - m, cols, depth, a + m * a_row, a_row, a_col, b, ldb, c + m * ldc, ldc,
-                                row_scale ? row_scale + m : nullptr);
+  nn_rest<Of, kTileRows - 1, kKeep>(rows - m, cols, depth, a + m * a_row, a_row, a_col, b, ldb, c + m * ldc, ldc,
+                                    row_scale ? row_scale + m : nullptr);
 }
 
 // c[m][n] (+)= sum_k a[m * lda + k] * b[n * ldb + k]; the order of dots().

@@ -2,6 +2,7 @@
 // Saved states, written by the chunk forward and read by the chunk backward. *.isa.cpp files only.
 #pragma once
 #include "core/ledger.hpp"
+#include "cpu/dot_units.hpp"
 #include "ops/recurrence/cpu_chunk.hpp"
 #include "ops/recurrence/cpu_state.hpp"
 

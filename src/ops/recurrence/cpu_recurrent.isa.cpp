@@ -8,6 +8,7 @@
 // written back once, rounded to its type.
 // Scratch a slot: a packed chunk and the state, K*W floats.
 #include "core/ledger.hpp"
+#include "cpu/dot_units.hpp"
 #include "ops/recurrence/cpu_chunk.hpp"
 #include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cpu_state.hpp"
@@ -283,6 +284,8 @@ void recurrent(fw_context &context, const Problem &p, void *memory) {
 
 uint64_t chunk_forward_workspace(const fw_context &context, const Problem &p);
 void chunk_forward(fw_context &context, const Problem &p, void *memory);
+uint64_t chunk_dots_workspace(const fw_context &context, const Problem &p, const DotUnits &units);
+void chunk_dots(fw_context &context, const Problem &p, void *memory, const DotUnits &units);
 uint64_t chunk_backward_workspace(const fw_context &context, const Problem &p);
 void chunk_backward(fw_context &context, const Problem &p, void *memory);
 
@@ -292,6 +295,8 @@ void chunk_backward(fw_context &context, const Problem &p, void *memory);
 
 namespace fw::FW_LEVEL {
 extern const recurrence::CpuTable kRecurrenceTable;
-const recurrence::CpuTable kRecurrenceTable = {chunk_forward_workspace, chunk_forward,       chunk_backward_workspace,
-                                               chunk_backward,          recurrent_workspace, recurrent};
+const recurrence::CpuTable kRecurrenceTable = {chunk_forward_workspace, chunk_forward,
+                                               chunk_dots_workspace,    chunk_dots,
+                                               chunk_backward_workspace, chunk_backward,
+                                               recurrent_workspace,     recurrent};
 }  // namespace fw::FW_LEVEL

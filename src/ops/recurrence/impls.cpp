@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "ops/recurrence/cpu_dots.hpp"
 #include "ops/recurrence/cpu_plan.hpp"
 #include "ops/recurrence/cpu_table.hpp"
 #include "ops/recurrence/cuda_paths.hpp"
@@ -10,11 +11,13 @@
 #include "ops/recurrence/sm90_paths.hpp"
 
 namespace fw::recurrence {
-namespace {
 
 const char *form_name(fw_form form) {
   return form == FW_FORM_CHUNK ? "chunk" : form == FW_FORM_RECURRENT ? "recurrent" : "parallel";
 }
+
+namespace {
+
 
 // The best level of the machine unless a lower one is forced by its implementation's name.
 template <int32_t kLevel>
@@ -54,6 +57,11 @@ const CpuTable &table() { return FW_LEVEL_TABLE(kLevel, kRecurrenceTable); }
    [](const fw_context &context, const Problem &p) { return table<level>().verb##_workspace(context, p); }, \
    [](fw_context &context, const Problem &p, void *workspace) { table<level>().verb(context, p, workspace); }}
 
+#define FW_DOTS_IMPL(kind, name)                                                                               \
+  {name, [](const fw_context &context, const Problem &p, Reason &reason) { return dots_accept(context, p, kind, name, reason); }, \
+   [](const fw_context &context, const Problem &p) { return dots_workspace(context, p, kind); },                \
+   [](fw_context &context, const Problem &p, void *workspace) { dots_run(context, p, workspace, kind); }}
+
 bool accepts_parallel(const fw_context &context, const Problem &p, Reason &reason) {
   if (p.device != FW_DEVICE_CPU) return reason.refuse("device is cuda");
   if (p.form != FW_FORM_PARALLEL) return reason.refuse("form is %s", form_name(p.form));
@@ -72,6 +80,11 @@ bool accepts_reference(const fw_context &, const Problem &p, Reason &reason) {
 constexpr Impl<Problem> kForward[] = {
     {"sm90_chunk", sm90_accepts, sm90_workspace, nullptr, sm90_run},
     {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
+    FW_DOTS_IMPL(kAmx, "cpu_amx_chunk"),
+    FW_DOTS_IMPL(kAvx512Bf16, "cpu_avx512_bf16_chunk"),
+    FW_DOTS_IMPL(kNeonBf16, "cpu_neon_bf16_chunk"),
+    FW_DOTS_IMPL(kAmxModel, "cpu_amx_model_chunk"),
+    FW_DOTS_IMPL(kPairsModel, "cpu_bf16_model_chunk"),
     FW_CPU_IMPL(kAvx512, "cpu_avx512_chunk", accepts_chunk, chunk_forward),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_chunk", accepts_chunk, chunk_forward),
     FW_CPU_IMPL(kBaseline, "cpu_baseline_chunk", accepts_chunk, chunk_forward),
