@@ -93,6 +93,7 @@ need() {
         ;;
       clang)
         fw_have clang++ || missing+=(clang)
+        fw_have_header boost/context/fiber.hpp || missing+=(libboost-context-dev)
         ;;
       emulation)
         fw_have qemu-x86_64 || missing+=(qemu-user)

@@ -33,7 +33,7 @@ inline Panels plan_panels(const Problem &p) {
   return l;
 }
 
-// Columns of one block of the decode kernel, K = 64 or 128.
-inline int64_t step_panel(int64_t K) { return K == 64 ? 64 : 32; }
+// Columns of the widest panel of the decode kernel, K = 64 or 128; V is a multiple of it.
+inline int64_t step_panel(int64_t K) { return 32 * 64 / K; }
 
 }  // namespace fw::recurrence

@@ -92,14 +92,15 @@ __global__ void __launch_bounds__(kThreads, 2) recurrent(const __grid_constant__
       const int at = i * l.pitch + own.row;
       const PackedRows &rows = shared.rows;
       float4 *partial = shared.partial + buffer * kWarps * 2 * l.lanes;
-      RowSums sums;
-      float u[kColumnsOwned];
+      RowSums sums = {};
       read_tile<kGate, kErase>(rows.q + at, rows.x + at, rows.decay + at, S, sums);
       share_sums<kErase>(l.lanes, own.lane, sums, partial);
       __syncthreads();  // every warp's sums are there; the other buffer may be written from here on
       collect_sums<kErase, kWarps>(l.lanes, own.lane, partial, sums);
       const float4 v = reinterpret_cast<const float4 *>(rows.u + i * l.value_pitch())[own.lane];
-      write_tile<kErase>(rows.k + at, rows.b + at, sums, v, u, S);
+      float u[kColumnsOwned] = {v.x, v.y, v.z, v.w};
+      erase_value<kErase>(sums, u);
+      write_tile<kErase>(rows.k + at, rows.b + at, sums, u, S);
       if (!stores_output) continue;
       const TokenPlace place = place_of(p, row + i);
       if (place.sub != p.n_sub - 1) continue;

@@ -92,8 +92,9 @@ __device__ inline float log_decay(const Problem &p, int64_t hv, int64_t d, float
   return p.gate_input == FW_GATE_INPUT_LOG_DECAY ? x : activated_decay(p, hv, d, x);
 }
 
-// exp(g) of retention and lightning, rounded once: it is the same for every token, so an error of expf would add up.
-__device__ __noinline__ inline float fixed_decay(const Problem &p, int64_t hv) { return static_cast<float>(exp(fixed_gate(p, hv))); }
+// exp(g) of a scalar gate, rounded once: where it is the same for every token, an error of expf would add up (9 % over the limit
+// of an fp16 state).
+__device__ __noinline__ inline float scalar_decay(double g) { return static_cast<float>(exp(g)); }
 
 __device__ __noinline__ inline float activated_beta(const Problem &p, float x) {
   const int32_t kind = p.beta_input == FW_BETA_INPUT_SIGMOID ? FW_GATE_KIND_BETA : FW_GATE_KIND_BETA_TWICE;
@@ -106,41 +107,63 @@ __device__ inline float load_beta(const Problem &p, int64_t batch, int64_t row, 
   return p.beta_input == FW_BETA_INPUT_PLAIN ? x : activated_beta(p, x);
 }
 
-// What follows works on one row by one warp and is not inlined: compiled once for all instances, not 12 times.
+// What follows works on one row by one warp and is not inlined: compiled once for all instances, not 12 times. A lane brings
+// kTogether numbers to registers before it writes any to shared memory: a load may not pass a store that could be to the same
+// place for all the compiler knows, so one at a time would wait for global memory as often as there are numbers.
+
+constexpr int kTogether = 4;
+
+// to[d] = f(d) for the channels of a row below `pitch`.
+template <class F>
+__device__ inline void fill_row(int pitch, float *to, F f) {
+#pragma unroll 1
+  for (int first = threadIdx.x % 32; first < pitch; first += 32 * kTogether) {
+    float x[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) x[j] = first + 32 * j < pitch ? f(first + 32 * j) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      if (first + 32 * j < pitch) to[first + 32 * j] = x[j];
+    }
+  }
+}
 
 // exp(g), spread over the channels for a scalar gate too.
 __device__ __noinline__ inline void pack_decay(const Problem &p, int pitch, int64_t batch, TokenPlace at, int64_t hv, float *decay) {
-  const int lane = threadIdx.x % 32;
   const int64_t token = at.token;
   if (p.gate == FW_GATE_SCALAR) {
     float e = 1.0f;
     if (p.has_fixed_gate) {
-      e = fixed_decay(p, hv);
+      e = scalar_decay(fixed_gate(p, hv));
     } else if (at.sub == 0) {
-      e = expf(log_decay(p, hv, 0, load_at(p.g, head_offset(p.g, batch, token, hv))));
+      e = scalar_decay(log_decay(p, hv, 0, load_at(p.g, head_offset(p.g, batch, token, hv))));
     }
-    for (int d = lane; d < pitch; d += 32) decay[d] = e;
+    fill_row(pitch, decay, [&](int) { return e; });
   } else {
     const int64_t offset = head_offset(p.g, batch, token, hv);
-    for (int d = lane; d < pitch; d += 32) {
-      decay[d] = d < p.K ? expf(log_decay(p, hv, d, load_at(p.g, offset + d * p.g.strides[3]))) : 0.0f;
+    if (p.gate_input == FW_GATE_INPUT_LOG_DECAY) {
+      fill_row(pitch, decay, [&](int d) { return d < p.K ? expf(load_at(p.g, offset + d * p.g.strides[3])) : 0.0f; });
+    } else {
+      fill_row(pitch, decay, [&](int d) {
+        return d < p.K ? expf(activated_decay(p, hv, d, load_at(p.g, offset + d * p.g.strides[3]))) : 0.0f;
+      });
     }
   }
 }
 
 // n numbers at `offset`, zeros to the pitch; normed: through the L2 norm.
 __device__ __noinline__ inline void pack_row(const fw_tensor &t, int64_t offset, int n, int pitch, bool is_normed, float *to) {
-  const int lane = threadIdx.x % 32;
-  const float factor = is_normed ? inverse_length(t, offset, n, lane) : 1.0f;
-  for (int d = lane; d < pitch; d += 32) to[d] = d < n ? load_at(t, offset + d * t.strides[3]) * factor : 0.0f;
+  const float factor = is_normed ? inverse_length(t, offset, n, threadIdx.x % 32) : 1.0f;
+  fill_row(pitch, to, [&](int d) { return d < n ? load_at(t, offset + d * t.strides[3]) * factor : 0.0f; });
 }
 
 // to = from * factor, times the numbers at `offset` of `gate` when that is given.
 __device__ __noinline__ inline void multiply_row(const float *from, float factor, const fw_tensor &gate, int64_t offset, int n,
                                           int pitch, float *to) {
-  for (int d = threadIdx.x % 32; d < pitch; d += 32) {
-    const float g = given(gate) && d < n ? load_at(gate, offset + d * gate.strides[3]) : 1.0f;
-    to[d] = from[d] * g * factor;
+  if (given(gate)) {
+    fill_row(pitch, to, [&](int d) { return d < n ? from[d] * load_at(gate, offset + d * gate.strides[3]) * factor : 0.0f; });
+  } else {
+    fill_row(pitch, to, [&](int d) { return from[d] * factor; });
   }
 }
 

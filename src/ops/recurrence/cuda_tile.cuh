@@ -11,17 +11,16 @@ namespace fw::recurrence {
 // What a row reads of the state and what it erases: [0] S~^T q, [1] S~^T e, or S^T e when that is read before the decay.
 using RowSums = float[2][kColumnsOwned];
 
-// Decays the tile and sums over the rows that the thread owns; q, x and decay point at the first of them.
-template <fw_gate kGate, fw_erase kErase>
-__device__ inline void read_tile(const float *q, const float *x, const float *decay, Tile &S, RowSums &sums) {
+// Decays a tile and adds what its rows give to the sums; q, x and decay point at the first of the rows.
+template <fw_gate kGate, fw_erase kErase, int kRows, int kColumns>
+__device__ inline void read_tile(const float *q, const float *x, const float *decay, float (&S)[kRows][kColumns],
+                                 float (&sums)[2][kColumns]) {
   constexpr bool kErases = kErase != FW_ERASE_NONE, kAfter = kErase == FW_ERASE_SHARED_AFTER;
 #pragma unroll
-  for (int c = 0; c < kColumnsOwned; ++c) sums[0][c] = sums[1][c] = 0.0f;
-#pragma unroll
-  for (int r = 0; r < kRowsOwned; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     const float query = q[r], key = kErases ? x[r] : 0.0f, factor = kGate != FW_GATE_NONE ? decay[r] : 1.0f;
 #pragma unroll
-    for (int c = 0; c < kColumnsOwned; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       if constexpr (kErases && !kAfter) sums[1][c] = fmaf(key, S[r][c], sums[1][c]);
       if constexpr (kGate != FW_GATE_NONE) S[r][c] *= factor;
       if constexpr (kErases && kAfter) sums[1][c] = fmaf(key, S[r][c], sums[1][c]);
@@ -63,28 +62,34 @@ __device__ inline void collect_sums(int lanes, int lane, const float4 *partial, 
   }
 }
 
-// From v' to what the row writes, u, and the state after it.
-template <fw_erase kErase>
-__device__ inline void write_tile(const float *k, const float *b, const RowSums &sums, float4 v, float (&u)[kColumnsOwned], Tile &S) {
-  u[0] = v.x, u[1] = v.y, u[2] = v.z, u[3] = v.w;
+// u: v' comes, what the row writes goes.
+template <fw_erase kErase, int kColumns>
+__device__ inline void erase_value(const float (&sums)[2][kColumns], float (&u)[kColumns]) {
   if constexpr (kIsShared<kErase>) {
 #pragma unroll
-    for (int c = 0; c < kColumnsOwned; ++c) u[c] -= sums[1][c];
+    for (int c = 0; c < kColumns; ++c) u[c] -= sums[1][c];
   }
+}
+
+// The tile after the row.
+template <fw_erase kErase, int kRows, int kColumns>
+__device__ inline void write_tile(const float *k, const float *b, const float (&sums)[2][kColumns], const float (&u)[kColumns],
+                                  float (&S)[kRows][kColumns]) {
 #pragma unroll
-  for (int r = 0; r < kRowsOwned; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     const float key = k[r], with_b = kErase == FW_ERASE_INDEPENDENT ? b[r] : 0.0f;
 #pragma unroll
-    for (int c = 0; c < kColumnsOwned; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       if constexpr (kErase == FW_ERASE_INDEPENDENT) S[r][c] = fmaf(with_b, sums[1][c], S[r][c]);
       S[r][c] = fmaf(key, u[c], S[r][c]);
     }
   }
 }
 
-// The thread's columns of o before the normaliser: what the row read, and what it wrote through q . k and q . b.
-template <fw_erase kErase>
-__device__ inline float row_output(const RowSums &sums, const float (&u)[kColumnsOwned], int c, float qk, float qb, float scale) {
+// Column c of o before the normaliser: what the row read, and what it wrote through q . k and q . b.
+template <fw_erase kErase, int kColumns>
+__device__ inline float row_output(const float (&sums)[2][kColumns], const float (&u)[kColumns], int c, float qk, float qb,
+                                   float scale) {
   float o = fmaf(qk, u[c], sums[0][c]);
   if constexpr (kErase == FW_ERASE_INDEPENDENT) o = fmaf(qb, sums[1][c], o);
   return o * scale;
