@@ -6,10 +6,10 @@
 // block anywhere. A lane owns one column of kRows = 32 or 64 state rows in registers, 32 kRows / K columns by K / kRows groups of
 // rows make a panel: 4 or 8 KB of fp32 state, read once, every row of it in flight before anything is used, and written once
 // after all tokens. Sums over rows are sums inside a lane and one or two shuffles. 64 rows where the batch fills the device (16
-// warps of 8 KB a multiprocessor), 32 where it does not, so that a batch of one spreads over twice as many warps.
+// warps of 8 KB a multiprocessor) and for [V,K], 32 where it does not, so that a batch of one spreads over twice as many warps.
 // [K,V] states: a load of a warp is one row of each group, 32 to 128 bytes each. [V,K] states: whole columns, 16 bytes a lane, turned
 // through shared memory. A token's q, k, e, b and exp(g) come to shared memory by four channels a lane.
-// Shared memory a warp: channels 5 x 512 B; [V,K]: 32 / K columns of K + 4 floats, 4.2 or 8.4 KB. Registers: 80 or 128.
+// Shared memory a warp: channels 5 x 512 B; [V,K]: 2048 / K columns of K + 4 floats, 8.4 KB. Registers: 80 or 128.
 // Handing over: __syncwarp behind the channels, behind the staging, and before the channels of the next token.
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
@@ -242,29 +242,26 @@ struct Launch {
   static void run(const Problem &p) {
     constexpr int kFullWarps = 16;  // of 64 rows a multiprocessor holds
     const int64_t wide = p.N * p.HV * (p.V * p.K / (32 * 64));
-    if (wide >= kFullWarps * cuda::multiprocessor_count()) {
-      run_rows<kGate, kErase, 64>(p);
+    if (p.state_layout == FW_STATE_VK) {
+      run_rows<kGate, kErase, 64, true>(p);
+    } else if (wide >= kFullWarps * cuda::multiprocessor_count()) {
+      run_rows<kGate, kErase, 64, false>(p);
     } else {
-      run_rows<kGate, kErase, 32>(p);
+      run_rows<kGate, kErase, 32, false>(p);
     }
   }
 
-  template <fw_gate kGate, fw_erase kErase, int kRows>
+  template <fw_gate kGate, fw_erase kErase, int kRows, bool kByColumn>
   static void run_rows(const Problem &p) {
-    const bool by_column = p.state_layout == FW_STATE_VK;
     StepPlan plan = {};
     plan.columns = static_cast<int32_t>(32 * kRows / p.K);
     plan.panels = static_cast<int32_t>(p.V / plan.columns);
     plan.items = static_cast<int32_t>(p.N * p.HV * plan.panels);
     plan.step = p.state.ndim == 3 ? pad_to(p.V, kStatePad) : p.state.strides[2];
-    const int64_t stage = by_column ? plan.columns * (p.K + 4) * static_cast<int64_t>(sizeof(float)) : 0;
+    const int64_t stage = kByColumn ? plan.columns * (p.K + 4) * static_cast<int64_t>(sizeof(float)) : 0;
     const cuda::Launch how = {static_cast<uint32_t>((plan.items + kStepWarps - 1) / kStepWarps), 32 * kStepWarps,
                               kStepWarps * (static_cast<int64_t>(sizeof(StepChannels)) + stage), static_cast<cudaStream_t>(p.stream)};
-    if (by_column) {
-      cuda::launch(how, step<kGate, kErase, kRows, true>, p, plan);
-    } else {
-      cuda::launch(how, step<kGate, kErase, kRows, false>, p, plan);
-    }
+    cuda::launch(how, step<kGate, kErase, kRows, kByColumn>, p, plan);
   }
 };
 
