@@ -60,7 +60,9 @@ __device__ inline GateGradient activate_gate_gradient(const GateSettings &s, flo
 // In fp32 down to -80; below it exp is near the end of fp32's range and x exp(x) is wanted to its last bit.
 constexpr float kFarLeft = -80.0f;
 __device__ __noinline__ inline float far_activation(fw_activation kind, float x) { return static_cast<float>(activation_f64(kind, x)); }
-__device__ __noinline__ inline float far_slope(fw_activation kind, float x) { return static_cast<float>(activation_slope_f64(kind, x)); }
+__device__ __noinline__ inline float far_slope(fw_activation kind, float x) {
+  return static_cast<float>(activation_slope_f64(kind, x));
+}
 
 // act(x) and its derivative: NONE, SILU, SIGMOID
 __device__ inline float activate(fw_activation kind, float x) {
@@ -81,7 +83,8 @@ __device__ __noinline__ inline float4 activate_quad(fw_activation kind, float4 x
   return make_float4(activate(kind, x.x), activate(kind, x.y), activate(kind, x.z), activate(kind, x.w));
 }
 __device__ __noinline__ inline float4 slope_quad(fw_activation kind, float4 x) {
-  return make_float4(activation_slope(kind, x.x), activation_slope(kind, x.y), activation_slope(kind, x.z), activation_slope(kind, x.w));
+  return make_float4(activation_slope(kind, x.x), activation_slope(kind, x.y), activation_slope(kind, x.z),
+                     activation_slope(kind, x.w));
 }
 __device__ inline float silu(float x) { return activate(FW_ACTIVATION_SILU, x); }
 __device__ inline float silu_slope(float x) { return activation_slope(FW_ACTIVATION_SILU, x); }

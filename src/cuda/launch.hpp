@@ -12,7 +12,8 @@ inline uint32_t grid_of(int64_t n, int64_t together) {
   return static_cast<uint32_t>(blocks < kMost ? blocks : kMost);
 }
 
-// Blocks of rows whose sums are added afterwards: at least `least` rows each, at most 2048 blocks; chosen by the shape alone.
+// Blocks of rows whose sums are added afterwards: at least `least` rows each, at most 2048 blocks; chosen by the
+// shape alone.
 struct SumBlocks {
   int64_t rows, n;
 };

@@ -52,13 +52,15 @@ __device__ inline Row row_at(const fw_tensor &t, int64_t offset, int64_t stride)
 }
 
 // One by one: the elements of a quad that exist.
-__device__ __noinline__ inline float4 load_loose_quad(const void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t left) {
+__device__ __noinline__ inline float4 load_loose_quad(const void *data, fw_dtype dtype, int64_t offset,
+                                                      int64_t stride, int64_t left) {
   float x[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) x[j] = j < left ? load_element(data, dtype, offset + j * stride) : 0.0f;
   return make_float4(x[0], x[1], x[2], x[3]);
 }
-__device__ __noinline__ inline void store_loose_quad(void *data, fw_dtype dtype, int64_t offset, int64_t stride, int64_t left, float4 x) {
+__device__ __noinline__ inline void store_loose_quad(void *data, fw_dtype dtype, int64_t offset, int64_t stride,
+                                                     int64_t left, float4 x) {
   const float all[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
@@ -80,7 +82,8 @@ __device__ inline void load_quad(const Row &row, int64_t i, int64_t n, float (&x
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint16_t half = static_cast<uint16_t>(words[j / 2] >> (j % 2 * 16));
-      x[j] = row.dtype == FW_BF16 ? __uint_as_float(static_cast<uint32_t>(half) << 16) : __half2float(__ushort_as_half(half));
+      x[j] = row.dtype == FW_BF16 ? __uint_as_float(static_cast<uint32_t>(half) << 16)
+                                  : __half2float(__ushort_as_half(half));
     }
     return;
   }

@@ -39,11 +39,13 @@ __device__ __noinline__ float4 map_quad(const Problem &p, float4 x, float4 dy) {
 
 __global__ void __launch_bounds__(kThreads) map_rows(const __grid_constant__ Problem p) {
   const RowPlan &plan = p.plan;
-  const int64_t quads = ceil_div(plan.length, 4), items = plan.n_rows * quads, step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t quads = ceil_div(plan.length, 4), items = plan.n_rows * quads,
+                step = static_cast<int64_t>(gridDim.x) * kThreads;
   const bool is_forward = p.direction == FW_FORWARD;
   const fw_tensor &to = is_forward ? p.y : p.dx;
   const int i_out = is_forward ? 1 : 2;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; first < items; first += step * kTogether) {
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; first < items;
+       first += step * kTogether) {
     float x[kTogether][4], dy[kTogether][4] = {};
     cuda::Row out[kTogether];
     int64_t at[kTogether];
@@ -61,7 +63,8 @@ __global__ void __launch_bounds__(kThreads) map_rows(const __grid_constant__ Pro
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (first + u * step >= items) break;
-      const float4 y = map_quad(p, make_float4(x[u][0], x[u][1], x[u][2], x[u][3]), make_float4(dy[u][0], dy[u][1], dy[u][2], dy[u][3]));
+      const float4 y = map_quad(p, make_float4(x[u][0], x[u][1], x[u][2], x[u][3]),
+                                make_float4(dy[u][0], dy[u][1], dy[u][2], dy[u][3]));
       const float all[4] = {y.x, y.y, y.z, y.w};
       cuda::store_quad(out[u], at[u], plan.length, all);
     }
@@ -77,7 +80,8 @@ fw_status CudaPath::run(fw_context &, const Problem &p, void *) {
   FW_TRY(cuda::check_places(FeatureMap::kName, operands, 4, nullptr));
   const int64_t quads = p.plan.n_rows * ceil_div(p.plan.length, 4);
   if (quads > 0 && (p.direction == FW_FORWARD || given(p.dx))) {
-    cuda::launch({cuda::grid_of(quads, kThreads * kTogether), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, map_rows, p);
+    cuda::launch({cuda::grid_of(quads, kThreads * kTogether), kThreads, 0, static_cast<cudaStream_t>(p.stream)},
+                 map_rows, p);
   }
   return cuda::check_launches(FeatureMap::kName, "cuda");
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gate activations on CUDA, in fp64 inside.
 //
-// Plan: forward, a thread takes four neighbouring elements at a time. Backward, a thread block takes a block of tokens, one group
-// and 128 columns: warp w the tokens w, w + 8, .., a lane four columns, whose sums for d_a_log and d_dt_bias stay in registers; the
-// warps' sums are added in order through 8 KB of shared memory, and sum_blocks adds the blocks'. Workspace: backward, the sums of
-// at most 2048 blocks.
+// Plan: forward, a thread takes four neighbouring elements at a time. Backward, a thread block takes a block of
+// tokens, one group and 128 columns: warp w the tokens w, w + 8, .., a lane four columns, whose sums for d_a_log and
+// d_dt_bias stay in registers; the warps' sums are added in order through 8 KB of shared memory, and sum_blocks adds
+// the blocks'. Workspace: backward, the sums of at most 2048 blocks.
 #include "core/ledger.hpp"
 #include "cuda/activation.cuh"
 #include "cuda/candidate.hpp"

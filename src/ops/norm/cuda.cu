@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // L2, RMS and gated RMS norms on CUDA.
 //
-// Plan: a team a row, one warp up to kWarpLength elements and the 8 warps of a thread block above. A thread takes four neighbouring
-// elements at a time, always the same ones of a row, so that a row's bits depend on its length alone. Rows of up to 4096 elements
-// stay in registers, several short ones at a time so that enough loads are under way; longer ones are read again from the cache.
-// Forward: the sum of squares, then y. Backward: the sum of squares, then y . dy with dgate and dweight on the way, then dx. A team
-// adds dweight of its rows up in a row of its own, in shared memory where 48 KB hold the block's and in the workspace otherwise, and
-// sum_blocks adds the teams' rows. Workspace: backward with a weight, teams * length floats, at most 16384 (one warp) or 2048 teams.
+// Plan: a team a row, one warp up to kWarpLength elements and the 8 warps of a thread block above. A thread takes
+// four neighbouring elements at a time, always the same ones of a row, so that a row's bits depend on its length
+// alone. Rows of up to 4096 elements stay in registers, several short ones at a time so that enough loads are under
+// way; longer ones are read again from the cache. Forward: the sum of squares, then y. Backward: the sum of squares,
+// then y . dy with dgate and dweight on the way, then dx. A team adds dweight of its rows up in a row of its own, in
+// shared memory where 48 KB hold the block's and in the workspace otherwise, and sum_blocks adds the teams' rows.
+// Workspace: backward with a weight, teams * length floats, at most 16384 (one warp) or 2048 teams.
 #include "core/ledger.hpp"
 #include "cuda/activation.cuh"
 #include "cuda/candidate.hpp"
@@ -119,7 +120,8 @@ __device__ inline void scaled_gradient(const Problem &p, const BackwardRow &row,
   for (int j = 0; j < 4; ++j) d_scaled[j] *= cuda::activate(p.gate_activation, gate[j]);
 }
 
-// ---- rows in registers: kHeld quads a thread --------------------------------------------------------------------------
+// ---- rows in registers: kHeld quads a thread
+// --------------------------------------------------------------------------
 
 template <int kWarpsATeam, int kHeld>
 struct HeldRow {
@@ -179,7 +181,8 @@ __global__ void __launch_bounds__(kThreads) forward_held_rows(const __grid_const
   const int64_t n = p.plan.length, step = static_cast<int64_t>(gridDim.x) * T::kCount;
   HeldRow<kWarpsATeam, kHeld> weight;
   if (given(p.weight)) weight.load(cuda::row_at(p.weight, 0, p.weight.strides[0]), n);
-  for (int64_t r = static_cast<int64_t>(blockIdx.x) * T::kCount + T::index(); r < p.plan.n_rows; r += step * kTogether) {
+  for (int64_t r = static_cast<int64_t>(blockIdx.x) * T::kCount + T::index(); r < p.plan.n_rows;
+       r += step * kTogether) {
     HeldRow<kWarpsATeam, kHeld> row[kTogether], gate[kTogether];
     cuda::Row to[kTogether];
 #pragma unroll
@@ -217,7 +220,9 @@ __device__ inline void backward_held_row(const Problem &p, const BackwardRow &fr
   if (given(p.dgate)) {
     HeldRow<kWarpsATeam, kHeld> dgate = gate;
     dgate.replace([&](float4 quad) { return cuda::slope_quad(p.gate_activation, quad); });
-    dgate.each([&](float &v, int h, int j) { v *= dy.x[h][j] * (given(p.weight) ? x.x[h][j] * weight.x[h][j] : x.x[h][j]); });
+    dgate.each([&](float &v, int h, int j) {
+      v *= dy.x[h][j] * (given(p.weight) ? x.x[h][j] * weight.x[h][j] : x.x[h][j]);
+    });
     dgate.store(from.dgate, n);
   }
   if (given(p.gate)) {
@@ -274,8 +279,8 @@ __device__ __noinline__ void backward_long_row(const Problem &p, const BackwardR
 
 // A thread block takes rows_a_block rows. partials: [block][team][length], or nullptr without dweight.
 template <int kWarpsATeam, int kHeld>
-__global__ void __launch_bounds__(kThreads, 2) backward_rows(const __grid_constant__ Problem p, int64_t rows_a_block, float *partials,
-                                                          bool is_in_shared) {
+__global__ void __launch_bounds__(kThreads, 2)
+    backward_rows(const __grid_constant__ Problem p, int64_t rows_a_block, float *partials, bool is_in_shared) {
   using T = Team<kWarpsATeam>;
   const int64_t n = p.plan.length, begin = blockIdx.x * rows_a_block;
   const int64_t end = p.plan.n_rows - begin < rows_a_block ? p.plan.n_rows : begin + rows_a_block;
@@ -318,7 +323,8 @@ template <int kWarpsATeam, int kHeld>
 void launch_backward(const Problem &p, const cuda::SumBlocks &blocks, float *partials) {
   const bool is_in_shared = partials && sum_bytes(p) <= kSharedBytes;
   const int shared = is_in_shared ? static_cast<int>(sum_bytes(p)) : 0;
-  cuda::launch({static_cast<uint32_t>(blocks.n), kThreads, shared, static_cast<cudaStream_t>(p.stream)}, backward_rows<kWarpsATeam, kHeld>, p, blocks.rows, partials, is_in_shared);
+  cuda::launch({static_cast<uint32_t>(blocks.n), kThreads, shared, static_cast<cudaStream_t>(p.stream)},
+               backward_rows<kWarpsATeam, kHeld>, p, blocks.rows, partials, is_in_shared);
 }
 
 float *lay_out(Ledger &ledger, const Problem &p, const cuda::SumBlocks &blocks) {

@@ -92,8 +92,8 @@ __device__ inline float log_decay(const Problem &p, int64_t hv, int64_t d, float
   return p.gate_input == FW_GATE_INPUT_LOG_DECAY ? x : activated_decay(p, hv, d, x);
 }
 
-// exp(g) of a scalar gate, rounded once: where it is the same for every token, an error of expf would add up (9 % over the limit
-// of an fp16 state).
+// exp(g) of a scalar gate, rounded once: where it is the same for every token, an error of expf would add up (9 %
+// over the limit of an fp16 state).
 __device__ __noinline__ inline float scalar_decay(double g) { return static_cast<float>(exp(g)); }
 
 __device__ __noinline__ inline float activated_beta(const Problem &p, float x) {
@@ -107,9 +107,10 @@ __device__ inline float load_beta(const Problem &p, int64_t batch, int64_t row, 
   return p.beta_input == FW_BETA_INPUT_PLAIN ? x : activated_beta(p, x);
 }
 
-// What follows works on one row by one warp and is not inlined: compiled once for all instances, not 12 times. A lane brings
-// kTogether numbers to registers before it writes any to shared memory: a load may not pass a store that could be to the same
-// place for all the compiler knows, so one at a time would wait for global memory as often as there are numbers.
+// What follows works on one row by one warp and is not inlined: compiled once for all instances, not 12 times. A lane
+// brings kTogether numbers to registers before it writes any to shared memory: a load may not pass a store that could
+// be to the same place for all the compiler knows, so one at a time would wait for global memory as often as there
+// are numbers.
 
 constexpr int kTogether = 4;
 
@@ -129,7 +130,8 @@ __device__ inline void fill_row(int pitch, float *to, F f) {
 }
 
 // exp(g), spread over the channels for a scalar gate too.
-__device__ __noinline__ inline void pack_decay(const Problem &p, int pitch, int64_t batch, TokenPlace at, int64_t hv, float *decay) {
+__device__ __noinline__ inline void pack_decay(const Problem &p, int pitch, int64_t batch, TokenPlace at, int64_t hv,
+                                               float *decay) {
   const int64_t token = at.token;
   if (p.gate == FW_GATE_SCALAR) {
     float e = 1.0f;
@@ -161,7 +163,8 @@ __device__ __noinline__ inline void pack_row(const fw_tensor &t, int64_t offset,
 __device__ __noinline__ inline void multiply_row(const float *from, float factor, const fw_tensor &gate, int64_t offset, int n,
                                           int pitch, float *to) {
   if (given(gate)) {
-    fill_row(pitch, to, [&](int d) { return d < n ? from[d] * load_at(gate, offset + d * gate.strides[3]) * factor : 0.0f; });
+    fill_row(pitch, to,
+             [&](int d) { return d < n ? from[d] * load_at(gate, offset + d * gate.strides[3]) * factor : 0.0f; });
   } else {
     fill_row(pitch, to, [&](int d) { return from[d] * factor; });
   }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode on CUDA: a few tokens of each sequence against a state in place. Every row; K = 64 or 128, whole panels of columns, a
-// state whose last dimension is dense; no normaliser.
+// Decode on CUDA: a few tokens of each sequence against a state in place. Every row; K = 64 or 128, whole panels of
+// columns, a state whose last dimension is dense; no normaliser.
 //
-// Plan: a warp a (sequence, value head, panel of columns), 4 warps a block that have nothing to do with each other: no barrier of a
-// block anywhere. A lane owns one column of kRows = 32 or 64 state rows in registers, 32 kRows / K columns by K / kRows groups of
-// rows make a panel: 4 or 8 KB of fp32 state, read once, every row of it in flight before anything is used, and written once
-// after all tokens. Sums over rows are sums inside a lane and one or two shuffles. 64 rows where the batch fills the device (16
-// warps of 8 KB a multiprocessor) and for [V,K], 32 where it does not, so that a batch of one spreads over twice as many warps.
-// [K,V] states: a load of a warp is one row of each group, 32 to 128 bytes each. [V,K] states: whole columns, 16 bytes a lane, turned
-// through shared memory. A token's q, k, e, b and exp(g) come to shared memory by four channels a lane.
-// Shared memory a warp: channels 5 x 512 B; [V,K]: 2048 / K columns of K + 4 floats, 8.4 KB. Registers: 80 or 128.
-// Handing over: __syncwarp behind the channels, behind the staging, and before the channels of the next token.
+// Plan: a warp a (sequence, value head, panel of columns), 4 warps a block that have nothing to do with each other:
+// no barrier of a block anywhere. A lane owns one column of kRows = 32 or 64 state rows in registers, 32 kRows / K
+// columns by K / kRows groups of rows make a panel: 4 or 8 KB of fp32 state, read once, every row of it in flight
+// before anything is used, and written once after all tokens. Sums over rows are sums inside a lane and one or two
+// shuffles. 64 rows where the batch fills the device (16 warps of 8 KB a multiprocessor) and for [V,K], 32 where it
+// does not, so that a batch of one spreads over twice as many warps. [K,V] states: a load of a warp is one row of
+// each group, 32 to 128 bytes each. [V,K] states: whole columns, 16 bytes a lane, turned through shared memory. A
+// token's q, k, e, b and exp(g) come to shared memory by four channels a lane. Shared memory a warp: channels 5 x 512
+// B; [V,K]: 2048 / K columns of K + 4 floats, 8.4 KB. Registers: 80 or 128. Handing over: __syncwarp behind the
+// channels, behind the staging, and before the channels of the next token.
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
 #include "ops/recurrence/axes.hpp"
@@ -40,7 +41,8 @@ struct alignas(sizeof(T) * 4) Pack {
   T at[4];
 };
 
-// A panel of [V,K]: `columns` runs of K elements from and to shared memory, [columns][K + 4]; 16 bytes of fp32 a lane.
+// A panel of [V,K]: `columns` runs of K elements from and to shared memory, [columns][K + 4]; 16 bytes of fp32 a
+// lane.
 template <int kRows, class T>
 __device__ inline void load_columns(const T *from, int64_t step, int K, float *stage) {
   const int lane = threadIdx.x % 32, quads = K / 4;
@@ -53,8 +55,9 @@ __device__ inline void load_columns(const T *from, int64_t step, int K, float *s
 #pragma unroll
   for (int i = 0; i < kRows / 4; ++i) {
     const int at = lane + 32 * i;
-    *reinterpret_cast<float4 *>(stage + at / quads * (K + 4) + at % quads * 4) = make_float4(
-        cuda::to_float(x[i].at[0]), cuda::to_float(x[i].at[1]), cuda::to_float(x[i].at[2]), cuda::to_float(x[i].at[3]));
+    *reinterpret_cast<float4 *>(stage + at / quads * (K + 4) + at % quads * 4) =
+        make_float4(cuda::to_float(x[i].at[0]), cuda::to_float(x[i].at[1]), cuda::to_float(x[i].at[2]),
+                    cuda::to_float(x[i].at[3]));
   }
 }
 template <int kRows, class T>
@@ -71,15 +74,16 @@ __device__ inline void store_columns(T *to, int64_t step, int K, const float *st
   }
 }
 
-// A token's operands as the warp needs them: channels in shared memory, the lane's column of v' in u, q . k and q . b.
+// A token's operands as the warp needs them: channels in shared memory, the lane's column of v' in u, q . k and q .
+// b.
 struct StepToken {
   float u, qk, qb;
 };
 template <fw_gate kGate, fw_erase kErase>
-__device__ inline StepToken load_token(const Problem &p, int64_t batch, int64_t token, int64_t hv, int64_t h, int64_t column,
-                                       StepChannels &s) {
+__device__ inline StepToken load_token(const Problem &p, int64_t batch, int64_t token, int64_t hv, int64_t h,
+                                       int64_t column, StepChannels &s) {
   const int lane = threadIdx.x % 32, K = static_cast<int>(p.K);
-  const auto load = [&](const fw_tensor &t, int64_t head, float (&to)[kChannelsOwned]) {
+  const auto load = [&](const fw_tensor &t, int64_t head, float(&to)[kChannelsOwned]) {
     const int64_t offset = head_offset(t, batch, token, head);
 #pragma unroll
     for (int i = 0; i < kChannelsOwned; ++i) {
@@ -88,7 +92,8 @@ __device__ inline StepToken load_token(const Problem &p, int64_t batch, int64_t 
     }
   };
   // every number in a register before any goes to shared memory: the loads then wait for global memory once, together
-  float q[kChannelsOwned], k[kChannelsOwned], x[kChannelsOwned] = {}, b[kChannelsOwned] = {}, decay[kChannelsOwned] = {};
+  float q[kChannelsOwned], k[kChannelsOwned], x[kChannelsOwned] = {}, b[kChannelsOwned] = {},
+                                              decay[kChannelsOwned] = {};
   float source[kChannelsOwned], gate[kChannelsOwned], beta = 1, write_gate = 1, g = 0;
   load(p.q, h, q);
   load(p.k, h, k);
@@ -103,7 +108,8 @@ __device__ inline StepToken load_token(const Problem &p, int64_t batch, int64_t 
     if (given(p.p)) load(p.p, h, source);
     if (given(p.erase_gate)) load(p.erase_gate, h, gate);
     if (given(p.write_gate)) {
-      write_gate = load_at(p.write_gate, head_offset(p.write_gate, batch, token, hv) + column * p.write_gate.strides[3]);
+      write_gate =
+          load_at(p.write_gate, head_offset(p.write_gate, batch, token, hv) + column * p.write_gate.strides[3]);
     }
     if (given(p.beta) && p.beta_input != FW_BETA_INPUT_PLAIN) beta = activated_beta(p, beta);
     own.u *= write_gate * beta;
@@ -114,7 +120,7 @@ __device__ inline StepToken load_token(const Problem &p, int64_t batch, int64_t 
     }
   }
   if (p.has_l2norm) {
-    const auto inverse = [](const float (&from)[kChannelsOwned]) {
+    const auto inverse = [](const float(&from)[kChannelsOwned]) {
       double sum = 0;
       for (int i = 0; i < kChannelsOwned; ++i) sum += static_cast<double>(from[i]) * from[i];
       return static_cast<float>(rsqrt(cuda::warp_sum(sum) + 1e-6));
@@ -130,7 +136,8 @@ __device__ inline StepToken load_token(const Problem &p, int64_t batch, int64_t 
       if constexpr (kIsShared<kErase>) x[i] *= of_x;
     }
   }
-  if constexpr (kGate == FW_GATE_SCALAR) g = scalar_decay(p.has_fixed_gate ? fixed_gate(p, hv) : log_decay(p, hv, 0, g));
+  if constexpr (kGate == FW_GATE_SCALAR)
+    g = scalar_decay(p.has_fixed_gate ? fixed_gate(p, hv) : log_decay(p, hv, 0, g));
 #pragma unroll
   for (int i = 0; i < kChannelsOwned; ++i) {
     const int d = lane + 32 * i;
@@ -173,7 +180,8 @@ __global__ void __launch_bounds__(32 * kStepWarps, kRows == 64 ? 4 : 6)
   }
   const int64_t base = find_state(p, p.state, slot, hv).base;
   StepColumn<kRows> S;
-  float *stage = reinterpret_cast<float *>(cuda::dynamic_shared<StepChannels>() + kStepWarps) + warp * plan.columns * (K + 4);
+  float *stage =
+      reinterpret_cast<float *>(cuda::dynamic_shared<StepChannels>() + kStepWarps) + warp * plan.columns * (K + 4);
   if constexpr (kByColumn) {
     cuda::with_type(p.state.data, p.state.dtype, [&](const auto *from) {
       load_columns<kRows>(from + base + first_column * plan.step, plan.step, K, stage);
@@ -260,7 +268,8 @@ struct Launch {
     plan.step = p.state.ndim == 3 ? pad_to(p.V, kStatePad) : p.state.strides[2];
     const int64_t stage = kByColumn ? plan.columns * (p.K + 4) * static_cast<int64_t>(sizeof(float)) : 0;
     const cuda::Launch how = {static_cast<uint32_t>((plan.items + kStepWarps - 1) / kStepWarps), 32 * kStepWarps,
-                              kStepWarps * (static_cast<int64_t>(sizeof(StepChannels)) + stage), static_cast<cudaStream_t>(p.stream)};
+                              kStepWarps * (static_cast<int64_t>(sizeof(StepChannels)) + stage),
+                              static_cast<cudaStream_t>(p.stream)};
     cuda::launch(how, step<kGate, kErase, kRows, kByColumn>, p, plan);
   }
 };

@@ -73,8 +73,8 @@ __device__ inline void erase_value(const float (&sums)[2][kColumns], float (&u)[
 
 // The tile after the row.
 template <fw_erase kErase, int kRows, int kColumns>
-__device__ inline void write_tile(const float *k, const float *b, const float (&sums)[2][kColumns], const float (&u)[kColumns],
-                                  float (&S)[kRows][kColumns]) {
+__device__ inline void write_tile(const float *k, const float *b, const float (&sums)[2][kColumns],
+                                  const float (&u)[kColumns], float (&S)[kRows][kColumns]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float key = k[r], with_b = kErase == FW_ERASE_INDEPENDENT ? b[r] : 0.0f;
@@ -88,8 +88,8 @@ __device__ inline void write_tile(const float *k, const float *b, const float (&
 
 // Column c of o before the normaliser: what the row read, and what it wrote through q . k and q . b.
 template <fw_erase kErase, int kColumns>
-__device__ inline float row_output(const float (&sums)[2][kColumns], const float (&u)[kColumns], int c, float qk, float qb,
-                                   float scale) {
+__device__ inline float row_output(const float (&sums)[2][kColumns], const float (&u)[kColumns], int c, float qk,
+                                   float qb, float scale) {
   float o = fmaf(qk, u[c], sums[0][c]);
   if constexpr (kErase == FW_ERASE_INDEPENDENT) o = fmaf(qb, sums[1][c], o);
   return o * scale;

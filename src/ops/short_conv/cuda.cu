@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Causal depthwise convolution on CUDA.
 //
-// Plan: up to four taps go through cuda_short.cu. More: a thread takes four neighbouring channels of kTileRows rows, and every output
-// loads its W inputs and taps. The bias comes first, then the taps, oldest first: every output's sum has that one order, in forward,
-// step and backward. Backward in three passes:
+// Plan: up to four taps go through cuda_short.cu. More: a thread takes four neighbouring channels of kTileRows rows,
+// and every output loads its W inputs and taps. The bias comes first, then the taps, oldest first: every output's sum
+// has that one order, in forward, step and backward. Backward in three passes:
 //   1  dz = dy act'(z), z as in the forward, to the workspace in fp32
-//   2  dx, d_initial_state: the same convolution of dz with reversed taps; d_final_state added where the state holds the row
-//   3  dweight, dbias: a thread block takes a block of rows, 128 channels and four taps, warp w the rows w, w + 8, ..; sums stay in
+//   2  dx, d_initial_state: the same convolution of dz with reversed taps; d_final_state added where the state holds
+//   the row 3  dweight, dbias: a thread block takes a block of rows, 128 channels and four taps, warp w the rows w, w
+//   + 8, ..; sums stay in
 //      registers, the warps' are added in order through shared memory, the blocks' by sum_blocks
 // A step is a thread a (sequence, channel), which computes the rows and then moves the state on in place.
-// Workspace: backward, (W + 1) * D floats a block of rows, at most 2048 blocks; with more than four taps B * T * D more.
+// Workspace: backward, (W + 1) * D floats a block of rows, at most 2048 blocks; with more than four taps B * T * D
+// more.
 #include "core/ledger.hpp"
 #include "cuda/candidate.hpp"
 #include "cuda/launch.cuh"
@@ -26,7 +28,8 @@ constexpr int64_t kTileRows = 16, kRowsABlock = 64;
 constexpr int kWarps = 8, kColumns = 128;  // of the third pass
 
 // z of four channels before the activation.
-__device__ __noinline__ float4 output_before_activation(const Problem &p, const Rows &s, int64_t position, int64_t d) {
+__device__ __noinline__ float4 output_before_activation(const Problem &p, const Rows &s, int64_t position,
+                                                        int64_t d) {
   float z[4], x[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) z[j] = d + j < p.D ? bias_at(p, d + j) : 0.0f;
@@ -95,8 +98,9 @@ __global__ void __launch_bounds__(kThreads) gradient_rows(const __grid_constant_
 }
 
 // The state's rows of every sequence into t: forward the last inputs, backward the gradient of the first.
-__global__ void __launch_bounds__(kThreads) write_states(const __grid_constant__ Problem p, const __grid_constant__ fw_tensor t,
-                                                         const float *dz, bool empty_ones_only) {
+__global__ void __launch_bounds__(kThreads)
+    write_states(const __grid_constant__ Problem p, const __grid_constant__ fw_tensor t, const float *dz,
+                 bool empty_ones_only) {
   const int64_t past = p.W - 1, items = p.N * p.D * past, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; item < items; item += step) {
     const int64_t i = item % past, d = item / past % p.D, n = item / past / p.D;
@@ -211,12 +215,14 @@ Buffers lay_out(Ledger &ledger, const Problem &p) {
 
 void launch_convolution(const Problem &p, float *dz) {
   const int64_t items = p.B * ceil_div(p.T, kTileRows) * ceil_div(p.D, 4);
-  cuda::launch({cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, convolve_rows, p, dz);
+  cuda::launch({cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, convolve_rows, p,
+               dz);
 }
 
 void launch_states(const Problem &p, const fw_tensor &t, const float *dz, bool empty_ones_only) {
   if (!given(t) || numel(t) == 0) return;
-  cuda::launch({cuda::grid_of(numel(t), kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, write_states, p, t, dz, empty_ones_only);
+  cuda::launch({cuda::grid_of(numel(t), kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, write_states, p,
+               t, dz, empty_ones_only);
 }
 
 void run_forward(const Problem &p) {
@@ -257,7 +263,9 @@ void run_backward(const Problem &p, const Buffers &b) {
   }
   const fw_tensor &w = p.dweight;
   const int64_t pitch = (p.W + 1) * p.D;
-  if (given(w)) cuda::launch_sum_blocks(p.stream, sums.partials, sums.blocks, pitch, {w, numel(w), p.D, w.strides[1], w.strides[0]});
+  if (given(w))
+    cuda::launch_sum_blocks(p.stream, sums.partials, sums.blocks, pitch,
+                            {w, numel(w), p.D, w.strides[1], w.strides[0]});
   if (given(p.dbias)) {
     const float *from = sums.blocks > 0 ? sums.partials + p.W * p.D : nullptr;
     cuda::launch_sum_blocks(p.stream, from, sums.blocks, pitch, {p.dbias, p.D, p.D, 0, p.dbias.strides[0]});

@@ -29,7 +29,8 @@ __device__ inline cuda::Row channels(const fw_tensor &t, int64_t batch, int64_t 
   return cuda::row_at(t, batch * t.strides[0] + row * t.strides[1], t.strides[2]);
 }
 __device__ inline float state_at(const fw_tensor &t, int64_t slot, int64_t d, int64_t i) {
-  return given(t) ? cuda::load_element(t.data, t.dtype, slot * t.strides[0] + d * t.strides[1] + i * t.strides[2]) : 0.0f;
+  return given(t) ? cuda::load_element(t.data, t.dtype, slot * t.strides[0] + d * t.strides[1] + i * t.strides[2])
+                  : 0.0f;
 }
 __device__ inline float weight_at(const Problem &p, int64_t d, int64_t tap) {
   return cuda::load_element(p.weight.data, p.weight.dtype, d * p.weight.strides[0] + tap * p.weight.strides[1]);
@@ -45,7 +46,8 @@ __device__ __noinline__ inline float4 load_input(const Problem &p, const Rows &s
     cuda::load_quad(channels(p.x, s.batch, s.begin + position), d, p.D, x);
   } else {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) x[j] = d + j < p.D ? state_at(p.initial_state, s.slot, d + j, p.W - 1 + position) : 0.0f;
+    for (int j = 0; j < 4; ++j)
+      x[j] = d + j < p.D ? state_at(p.initial_state, s.slot, d + j, p.W - 1 + position) : 0.0f;
   }
   return make_float4(x[0], x[1], x[2], x[3]);
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The convolution of at most four taps on CUDA.
 //
-// Plan: a thread takes four neighbouring channels and walks rows four at a time, whose loads are under way together; the taps and
-// the three rows before the four stay in registers, newest last, so that tap W - 1 is number 3 whatever W is. Forward: kTileRows
-// rows a thread. Backward: the rows of a block of the sums; dz runs three rows ahead of dx, so that a row's dx finds the dz of the
-// rows after it, and the sums of dweight and dbias stay in registers. Sums have the order of cuda.cu.
+// Plan: a thread takes four neighbouring channels and walks rows four at a time, whose loads are under way together;
+// the taps and the three rows before the four stay in registers, newest last, so that tap W - 1 is number 3 whatever
+// W is. Forward: kTileRows rows a thread. Backward: the rows of a block of the sums; dz runs three rows ahead of dx,
+// so that a row's dx finds the dz of the rows after it, and the sums of dweight and dbias stay in registers. Sums
+// have the order of cuda.cu.
 #include "core/operands.hpp"
 #include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
@@ -26,7 +27,8 @@ struct Taps {
     for (int j = 0; j < 4; ++j) {
       bias[j] = d + j < p.D ? bias_at(p, d + j) : 0.0f;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) weight[k][j] = d + j < p.D && k >= 4 - p.W ? weight_at(p, d + j, k - (4 - p.W)) : 0.0f;
+      for (int k = 0; k < 4; ++k)
+        weight[k][j] = d + j < p.D && k >= 4 - p.W ? weight_at(p, d + j, k - (4 - p.W)) : 0.0f;
     }
   }
 };
@@ -64,7 +66,8 @@ __global__ void __launch_bounds__(kThreads, 5) forward_rows(const __grid_constan
   const int64_t quads = ceil_div(p.D, 4), tiles = ceil_div(p.T, kTileRows), items = p.B * tiles * quads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; item < items; item += step) {
-    const int64_t tile = item / quads, d = (item - tile * quads) * 4, batch = tile / tiles, first = (tile - batch * tiles) * kTileRows;
+    const int64_t tile = item / quads, d = (item - tile * quads) * 4, batch = tile / tiles,
+                  first = (tile - batch * tiles) * kTileRows;
     const int64_t last = p.T - first < kTileRows ? p.T : first + kTileRows;
     const Taps taps(p, d);
     Rows s = {-1, batch, 0, 0, -1};
@@ -170,13 +173,15 @@ struct Backward {
         for (int i = m; i < 4; ++i) sum = i < p.W ? fmaf(taps.weight[3 - i][j], dz[i - m][j], sum) : sum;
         if (d + j >= p.D) break;
         sum += final_gradient(-m, d + j);
-        cuda::store_element(t.data, t.dtype, s.n * t.strides[0] + (d + j) * t.strides[1] + (p.W - 1 - m) * t.strides[2], sum);
+        cuda::store_element(t.data, t.dtype,
+                            s.n * t.strides[0] + (d + j) * t.strides[1] + (p.W - 1 - m) * t.strides[2], sum);
       }
     }
   }
   __device__ __forceinline__ void run() {
 #pragma unroll
-    for (int k = 0; k < 3; ++k) {  // rows begin - 4 to begin - 2; a tap of a row from begin on reads back to begin - 3
+    for (int k = 0; k < 3;
+         ++k) {  // rows begin - 4 to begin - 2; a tap of a row from begin on reads back to begin - 3
 #pragma unroll
       for (int j = 0; j < 4; ++j) in[k][j] = dz[k][j] = 0.0f;
       if (k > 0 && 4 - k < p.W) load_input(p, s, begin - s.begin - 4 + k, d, in[k]);
@@ -212,8 +217,10 @@ struct Backward {
   }
 };
 
-__global__ void __launch_bounds__(kThreads, 3) backward_rows(const __grid_constant__ Problem p, const __grid_constant__ Sums to) {
-  const int64_t quads = ceil_div(p.D, 4), items = to.blocks * quads, step = static_cast<int64_t>(gridDim.x) * kThreads;
+__global__ void __launch_bounds__(kThreads, 3)
+    backward_rows(const __grid_constant__ Problem p, const __grid_constant__ Sums to) {
+  const int64_t quads = ceil_div(p.D, 4), items = to.blocks * quads,
+                step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; item < items; item += step) {
     const int64_t block = item / quads, d = (item - block * quads) * 4, all = p.B * p.T;
     const int64_t first = block * to.rows, last = all - first < to.rows ? all : first + to.rows;
@@ -253,7 +260,8 @@ void launch_short_forward(const Problem &p) {
 
 void launch_short_backward(const Problem &p, const Sums &sums) {
   const int64_t items = sums.blocks * ceil_div(p.D, 4);
-  cuda::launch({cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, backward_rows, p, sums);
+  cuda::launch({cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, backward_rows, p,
+               sums);
 }
 
 }  // namespace fw::short_conv

@@ -7,8 +7,8 @@ namespace fw::short_conv {
 
 constexpr int64_t kShort = 4;
 
-// Sums of dweight by tap and of dbias: [block][W + 1][D], a block of `rows` rows of the whole batch. partials: nullptr when neither
-// is wanted.
+// Sums of dweight by tap and of dbias: [block][W + 1][D], a block of `rows` rows of the whole batch. partials:
+// nullptr when neither is wanted.
 struct Sums {
   float *partials;
   int64_t blocks, rows;
