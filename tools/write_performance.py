@@ -100,6 +100,16 @@ def row_table(rows, threads):
     return parts
 
 
+def impl_table(rows):
+    """Implementations that were forced, on the same call."""
+    lines = []
+    for row in sorted(rows, key=lambda r: (r["op"], DIRECTIONS.index(r["direction"]), r["dtype"], r["T"], r["threads"], r["impl"])):
+        share = f"{100 * row['floor_ms'] / row['ms']:.0f} %"
+        lines.append([f"{row['op']}, {row['direction']}", shape(row), str(row["threads"]), f"`{row['impl']}`", f"{row['ms']:.3f}",
+                      f"{per_head(row):.2f}", share, f"{row['error']:.1e}"])
+    return table(["call", "sizes", "threads", "implementation", "ms", "us", "floor / time", "error"], lines)
+
+
 def bars(title, unit, groups, colors):
     """Horizontal bars: groups of (label, [(engine, value, text)])."""
     left, width, pitch = 250, 430, 16
@@ -181,7 +191,9 @@ def pages(root):
     out, lines = {}, [HEAD]
     results = load(root)
     for file, data in results:
-        machine, rows = data["machine"], data["rows"]
+        machine = data["machine"]
+        rows = [row for row in data["rows"] if not row.get("is_forced")]
+        forced = [row for row in data["rows"] if row.get("is_forced")]
         lines += [f"## {machine}", ""]
         ceilings = data.get("ceilings_by_threads") or {str(data["ceilings"]["threads"]): data["ceilings"]}
         rates = ", ".join(f"{thread_word(int(n))} {c['matrix_gflops']:.0f} GFLOP/s and {c['copy_gbs']:.1f} GB/s" for n, c in sorted(ceilings.items()))
@@ -197,6 +209,8 @@ def pages(root):
             name = f"img/performance_{machine}_share.svg"
             out[name] = share_plot(machine, rows)
             lines += ["### Every row", "", *tables, f"![{machine}: share of the floor]({name})", ""]
+        if forced:
+            lines += ["### Implementations, each forced", "", *impl_table(forced)]
         plot = length_plot(machine, rows)
         if plot:
             name = f"img/performance_{machine}_length.svg"
