@@ -11,6 +11,8 @@ What is timed
   rows    every row of the catalogue against our own gated_delta_rule: forward and step a token (gated_delta_product: a
           sub-step) and head, backward against the row's own forward. The limits: forward 1.5 times gated_delta_rule's (2.5
           with independent erase keys), backward 6 times its own forward, step 2 times gated_delta_rule's step.
+  impls   with --impls: implementations of this library by name, each forced, on the same problem; one that refuses is said
+          to be not run.
 
 How
   Every result is first compared with the fp64 recurrence on the first and the last head; a wrong one ends the program and no
@@ -27,6 +29,7 @@ Examples
   bench/peers_cpu.py --threads 2 --write               on two threads; writes the result file
   bench/peers_cpu.py --only peers --directions forward,backward,step --T 512
   bench/peers_cpu.py --only rows --T 1024 --H 8 --dtype bf16
+  bench/peers_cpu.py --impls cpu_avx512_chunk,cpu_avx512_bf16_chunk,cpu_amx_chunk --dtype bf16
 
 The library is build/release/libfastweight.so, or the one named by FW_LIBRARY. Needs numpy; the peers need torch,
 transformers, onnxruntime and onnx.
@@ -131,6 +134,37 @@ def run_peers(arguments, context, ceilings, versions):
             note = "" if candidate is ours else f"   {candidate.ms / ours.ms:.2f}x ours"
             print(f"{call.op} {direction:8} {candidate.name:20} {candidate.ms:10.3f} ms (min {min(candidate.times):.3f})"
                   f"  {per_head(candidate.ms, call):7.3f} us a token and head  error {candidate.error:.1e}{note}")
+        print(f"{call.op} {direction:8} floor {out[-1]['floor_ms']:.3f} ms, {100 * out[-1]['floor_ms'] / ours.ms:.0f} % of ours")
+    return out
+
+
+def run_impls(arguments, context_of, ceilings):
+    """Forced implementations of one call beside each other; the first that runs is what the others are compared with."""
+    out = []
+    for direction in arguments.directions:
+        call = sized(arguments, arguments.op, direction)
+        d_o = problems.incoming(call, arguments.dtype)
+        truth = problems.Truth(call, direction, d_o)
+        candidates = []
+        for name in arguments.impls:
+            try:
+                runner = problems.Ours(context_of(name), call, arguments.dtype, direction, d_o)
+                candidates.append(checked(name, runner, truth, arguments.dtype))
+            except fw.Failed as reason:
+                print(f"{call.op} {direction}: {name} not run: {reason}")
+                continue
+            if candidates[-1].impl != name:
+                print(f"{call.op} {direction}: {name} not run: it is no implementation of this direction")
+                candidates.pop()
+        if not candidates:
+            continue
+        measure(candidates, arguments.rounds, ceilings)
+        for candidate in candidates:
+            row = row_of(candidate, call, arguments.dtype, direction, arguments.threads, ceilings, [])
+            out.append({**row, "is_forced": True})
+            print(f"{call.op} {direction:8} {candidate.name:24} {candidate.ms:10.3f} ms (min {min(candidate.times):.3f})"
+                  f"  {per_head(candidate.ms, call):7.3f} us a token and head  error {candidate.error:.1e}"
+                  f"  floor {100 * row['floor_ms'] / candidate.ms:3.0f} %  {candidates[0].ms / candidate.ms:.2f}x {candidates[0].name}")
     return out
 
 
@@ -174,6 +208,7 @@ def arguments_of(line):
     parser.add_argument("--op", default="gated_delta_rule", choices=ROW_NAMES, help="row for the peers (default %(default)s)")
     parser.add_argument("--directions", default="forward,step", help="for the peers: forward, backward, step (default %(default)s)")
     parser.add_argument("--peers", default=",".join(engines.PEERS), help="default %(default)s")
+    parser.add_argument("--impls", default="", help="only these implementations of --op, beside each other")
     parser.add_argument("--rows", default=",".join(ROW_NAMES), help="catalogue rows to time (default: all)")
     parser.add_argument("--B", type=int, default=1, help="batch (default %(default)s)")
     parser.add_argument("--T", type=int, default=2048, help="tokens of forward and backward (default %(default)s; step has 1)")
@@ -189,7 +224,7 @@ def arguments_of(line):
     parser.add_argument("--write", action="store_true", help="write bench/results/<machine>.json")
     parser.add_argument("--output", help="write to this file instead")
     arguments = parser.parse_args(line)
-    for name in ("directions", "peers", "rows"):
+    for name in ("directions", "peers", "rows", "impls"):
         setattr(arguments, name, [word for word in getattr(arguments, name).split(",") if word])
     for name, known in (("directions", ("forward", "backward", "step")), ("peers", tuple(engines.PEERS)), ("rows", ROW_NAMES)):
         for word in getattr(arguments, name):
@@ -227,9 +262,12 @@ def main(line=None):
     with fw.Context(arguments.threads) as context:
         versions["fastweight"] = fw.library().fw_version().decode()
         versions["cpu_level"] = context.cpu_level
-        if arguments.only != "rows":
+        if arguments.impls:
+            forced = {name: fw.Context(arguments.threads, name) for name in arguments.impls}
+            rows += run_impls(arguments, forced.__getitem__, ceilings)
+        elif arguments.only != "rows":
             rows += run_peers(arguments, context, ceilings, versions)
-        if arguments.only != "peers":
+        if arguments.only != "peers" and not arguments.impls:
             own = argparse.Namespace(**{**vars(arguments), "T": arguments.rows_T, "H": arguments.rows_H, "HV": None})
             rows += run_rows(own, context, ceilings)
     print(f"ceilings: copy {ceilings.copy_gbs:.1f} GB/s, matrix {ceilings.matrix_gflops:.1f} GFLOP/s on {arguments.threads} thread(s)")

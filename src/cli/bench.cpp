@@ -41,7 +41,8 @@ Json bench_model(fw_context *context, const BenchOptions &o) {
 }
 
 // A row of the table; is_right becomes false when the call does not agree with fp64.
-Json bench_operator(fw_context *context, fw_op op, fw_direction direction, const BenchOptions &o, bool &is_right) {
+Json bench_operator(fw_context *context, fw_op op, fw_direction direction, const BenchOptions &o,
+                    const Ceilings &ceilings, bool &is_right) {
   const fw_dtype dtype = dtype_named(o.dtype);
   CaseSize size = o.size;
   if (direction == FW_STEP) size.T = 1;
@@ -64,7 +65,8 @@ Json bench_operator(fw_context *context, fw_op op, fw_direction direction, const
   if (agrees) {
     const double seconds = median_seconds(o.seconds, [&] { one.run(context, direction); });
     row.add("ms", 1e3 * seconds);
-    time = text("%10.4f %9.3f", 1e3 * seconds, 1e6 * seconds / static_cast<double>(size.B * size.T * size.HV));
+    time = text("%10.4f %9.3f ", 1e3 * seconds, 1e6 * seconds / static_cast<double>(size.B * size.T * size.HV)) +
+           add_floor(row, one.work(direction), seconds, ceilings);
   } else {
     row.add_null("ms");
   }
@@ -106,11 +108,13 @@ int run_bench(const BenchOptions &o) {
   std::vector<Json> rows;
   if (!o.is_model_only && !o.is_neighbours_only && !is_neighbour) {
     if (!o.is_json) {
-      print("%-20s %-8s %-22s %8s %10s %9s\n", "operator", "verb", "implementation", "error", "ms", "us/tok/hd");
+      print("%-20s %-8s %-22s %8s %10s %9s %8s %8s %s\n", "operator", "verb", "implementation", "error", "ms",
+            "us/tok/hd", "GB/s", "GFLOP/s", "share of floor");
     }
+    const Ceilings ceilings = measured_ceilings(context.get());
     for (fw_op op = first; op <= last; ++op) {
       for (const fw_direction direction : {FW_FORWARD, FW_BACKWARD, FW_STEP}) {
-        rows.push_back(bench_operator(context.get(), op, direction, o, is_right));
+        rows.push_back(bench_operator(context.get(), op, direction, o, ceilings, is_right));
       }
     }
   }

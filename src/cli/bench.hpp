@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/ceilings.hpp"
 #include "cli/command.hpp"
 #include "cli/json_text.hpp"
 
@@ -32,6 +33,16 @@ inline double allowed_error(fw_dtype dtype, fw_direction direction) {
   const double allowed = dtype == FW_F32 ? 1e-4 : dtype == FW_BF16 ? 6e-2 : 8e-3;
   return direction == FW_BACKWARD ? 4 * allowed : allowed;
 }
+
+// Bounds of this machine: multiply-adds by so many threads, measured once; copies are measured at the size of each call.
+struct Ceilings {
+  int32_t n_threads;
+  double flops;
+};
+Ceilings measured_ceilings(fw_context *context);
+
+// The floor of a call beside its time, added to its row; what the text says of it.
+std::string add_floor(Json &row, const Work &work, double seconds, const Ceilings &ceilings);
 
 // The operations beside the family, all or those of one name; adds "ceilings" and "neighbours" to `out`. is_right
 // becomes false when a call does not agree with fp64.

@@ -3,7 +3,6 @@
 
 #include "cli/bench.hpp"
 #include "cli/case_tensor.hpp"
-#include "cli/ceilings.hpp"
 #include "cli/neighbour_case.hpp"
 #include "cli/operator_case.hpp"
 
@@ -11,11 +10,6 @@ namespace fw::cli {
 namespace {
 
 constexpr uint64_t kLargeCopy = uint64_t{256} << 20;  // past the caches
-
-struct Ceilings {
-  int32_t n_threads;
-  double flops;
-};
 
 Json bench_neighbour(fw_context *context, const NeighbourKind &kind, fw_direction direction, const BenchOptions &o,
                      const Ceilings &ceilings, bool &is_right) {
@@ -43,30 +37,34 @@ Json bench_neighbour(fw_context *context, const NeighbourKind &kind, fw_directio
   const std::unique_ptr<NeighbourCase> empty = kind.make(kind, direction, dtype, none, o.size.T);
   const double seconds = median_seconds(o.seconds, [&] { one->run(context); });
   const double nothing = median_seconds(o.seconds / 10, [&] { empty->run(context); });
-  const Work work = one->work();
-  const double copy = copy_seconds(static_cast<uint64_t>(work.bytes), ceilings.n_threads);
-  const double floor = std::max(copy, work.flops / ceilings.flops);
-  row.add("ms", 1e3 * seconds).add("empty_ms", 1e3 * nothing).add("gb_per_s", 1e-9 * work.bytes / seconds);
-  row.add("gflop_per_s", 1e-9 * work.flops / seconds).add("floor_ms", 1e3 * floor);
-  row.add("floor_of", copy < floor ? "multiply-adds" : "copy").add("share", floor / seconds);
+  row.add("ms", 1e3 * seconds).add("empty_ms", 1e3 * nothing);
+  const std::string floor = add_floor(row, one->work(), seconds, ceilings);
   if (!o.is_json) {
-    print("%-28s %-8s %-13s %8.1e %10.4f %8.1f %8.2f ", name.c_str(), direction_name(direction), impl.c_str(), error,
-          1e3 * seconds, seconds / nothing, 1e-9 * work.bytes / seconds);
-    if (work.flops > 0) {
-      print("%8.2f", 1e-9 * work.flops / seconds);
-    } else {
-      print("%8s", "-");
-    }
-    print(" %6.1f %% of %s\n", 100 * floor / seconds, copy < floor ? "multiply-adds" : "copy");
+    print("%-28s %-8s %-13s %8.1e %10.4f %8.1f %s\n", name.c_str(), direction_name(direction), impl.c_str(), error,
+          1e3 * seconds, seconds / nothing, floor.c_str());
   }
   return row;
 }
 
 }  // namespace
 
+Ceilings measured_ceilings(fw_context *context) {
+  const int32_t n_threads = fw_context_n_threads(context);
+  return {n_threads, multiply_add_flops(fw_context_cpu_level(context), n_threads)};
+}
+
+std::string add_floor(Json &row, const Work &work, double seconds, const Ceilings &ceilings) {
+  const double copy = copy_seconds(static_cast<uint64_t>(work.bytes), ceilings.n_threads);
+  const double floor = std::max(copy, work.flops / ceilings.flops);
+  const char *of = copy < floor ? "multiply-adds" : "copy";
+  row.add("gb_per_s", 1e-9 * work.bytes / seconds).add("gflop_per_s", 1e-9 * work.flops / seconds);
+  row.add("floor_ms", 1e3 * floor).add("floor_of", of).add("share", floor / seconds);
+  const std::string flops = work.flops > 0 ? model::text("%8.2f", 1e-9 * work.flops / seconds) : model::text("%8s", "-");
+  return model::text("%8.2f %s %6.1f %% of %s", 1e-9 * work.bytes / seconds, flops.c_str(), 100 * floor / seconds, of);
+}
+
 void bench_neighbours(fw_context *context, const BenchOptions &o, const std::string &op, Json &out, bool &is_right) {
-  Ceilings ceilings = {fw_context_n_threads(context), 0};
-  ceilings.flops = multiply_add_flops(fw_context_cpu_level(context), ceilings.n_threads);
+  const Ceilings ceilings = measured_ceilings(context);
   const double copy = static_cast<double>(kLargeCopy) / copy_seconds(kLargeCopy, ceilings.n_threads);
   out.add("ceilings",
           Json().add("copy_gb_per_s", 1e-9 * copy).add("multiply_add_gflop_per_s", 1e-9 * ceilings.flops));

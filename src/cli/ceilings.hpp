@@ -5,6 +5,12 @@
 
 namespace fw::cli {
 
+// What a call cannot do without: each operand read once, each result written once, and the products of its sums. 0
+// products: elementwise, its time is memory's.
+struct Work {
+  double bytes, flops;
+};
+
 // Seconds of a memcpy that moves so many bytes in all, half of them read and half written, by so many threads. Copies
 // that fit a cache stay in it, as the operands of a call that is timed again and again do.
 double copy_seconds(uint64_t bytes, int32_t n_threads);

@@ -6,15 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/ceilings.hpp"
 #include "cli/command.hpp"
 
 namespace fw::cli {
-
-// What a call cannot do without: each operand read once, each result written once, and the products of its sums. 0
-// products: elementwise, its time is memory's.
-struct Work {
-  double bytes, flops;
-};
 
 class NeighbourCase {
  public:

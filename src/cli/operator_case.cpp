@@ -211,4 +211,26 @@ double OperatorCase::error_of_backward(fw_context *context) {
   return worst;
 }
 
+Work OperatorCase::work(fw_direction direction) {
+  fw_gate gate = FW_GATE_NONE;
+  fw_erase erase = FW_ERASE_NONE;
+  check(fw_op_axes(desc_.op, &gate, &erase));
+  const double products[][2] = {{2, 5}, {3, 8}, {4, 10}};  // forward or step, backward
+  const int kind = erase == FW_ERASE_NONE ? 0 : erase == FW_ERASE_INDEPENDENT ? 2 : 1;
+  const double rows = static_cast<double>(count(desc_.v)) / static_cast<double>(desc_.v.shape[3]);
+  const double state = static_cast<double>(desc_.q.shape[3] * desc_.v.shape[3]);
+  Work work = {0, 2 * products[kind][direction == FW_BACKWARD] * state * rows};
+  for (const auto input : kInputs) work.bytes += static_cast<double>(bytes_of(desc_.*input));
+  if (direction == FW_BACKWARD) {
+    make_gradients();
+    for (const auto gradient : kGradients) work.bytes += static_cast<double>(bytes_of(grads_.*gradient));
+    for (const fw_tensor &t : {grads_.d_o, grads_.d_final_state, grads_.d_initial_state, initial_}) {
+      work.bytes += static_cast<double>(bytes_of(t));
+    }
+  } else {  // the state once in and once out
+    work.bytes += static_cast<double>(bytes_of(desc_.o) + 2 * bytes_of(state_));
+  }
+  return work;
+}
+
 }  // namespace fw::cli

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/case_tensor.hpp"
+#include "cli/ceilings.hpp"
 #include "cli/command.hpp"
 #include "model/buffer.hpp"
 
@@ -35,6 +36,10 @@ class OperatorCase {
 
   // Runs the call once; the workspace is kept. Throws Error.
   void run(fw_context *context, fw_direction direction);
+
+  // The least that any form needs. Products with the state, 2 K V operations each: read by q, read by the erase key, one
+  // or two writes; in the backward the states again, their gradients, and one product for each gradient.
+  Work work(fw_direction direction);
 
  private:
   OperatorCase(const OperatorCase &other, fw_dtype dtype);

@@ -108,6 +108,15 @@ class Commands(program.ProgramTest):
             self.assertGreater(row["ms"], 0)
             self.assertLess(row["error"], 1e-4)
             self.assertTrue(row["impl"])
+            self.assertAlmostEqual(row["share"], row["floor_ms"] / row["ms"])
+            self.assertIn(row["floor_of"], ("multiply-adds", "copy"))
+        # products with the state, 4 heads of 64 x 64: three a token, eight in the backward
+        for row, flops in zip(rows, (6 * 70, 16 * 70, 6)):
+            self.assertAlmostEqual(row["gflop_per_s"] * row["ms"] * 1e6, flops * 4 * 64 * 64, delta=1)
+        operands, states = 70 * 4 * (64 * 4 + 1), 2 * 4 * 64 * 64  # q, k, v, g and beta; first and last state
+        for row, numbers in zip(rows, (operands + 70 * 4 * 64 + states, 2 * operands + 70 * 4 * 64 + states + 4 * 64 * 64,
+                                       (operands + 70 * 4 * 64) // 70 + states)):
+            self.assertAlmostEqual(row["gb_per_s"] * row["ms"] * 1e6, 4 * numbers, delta=1)
         self.assertIn("allowed linear_attn, ", self.refused("bench", "sing"))
         self.assertIn(", gated_delta_product, iplr, dplr, rwkv7, short_conv, norm, ", self.refused("bench", "sing"))
         result = json.loads(self.call("bench", "--model-only", "--seconds", "0.01", "--json")[0])

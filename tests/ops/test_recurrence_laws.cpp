@@ -320,6 +320,47 @@ TEST(Laws, ThreadsThatShareHeadsGiveTheSameBits) {
   }
 }
 
+// The forward of fewer heads than threads: value panels share each chunk's keys and scores, over several windows of 8 chunks,
+// in packs of unequal lengths too. The saved states have the same bits as well.
+TEST(Laws, ThreadsThatShareChunksGiveTheSameBits) {
+  if (is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is cuda, chunks are shared by threads of the CPU";
+  const bool is_short = getenv("FW_TEST_SHORT") != nullptr;
+  for (const Spec &row : law_rows()) {
+    for (const Path &path : paths(FW_FORWARD)) {
+      if (path.form != FW_FORM_CHUNK) continue;
+      for (bool is_packed : {false, true}) {
+        if (is_short && is_packed != (row.op % 2 == 0)) continue;
+        Spec spec = row;
+        spec.T = 300, spec.H = 1, spec.group = 2, spec.K = 33, spec.V = 70, spec.form = path.form;
+        if (has_gate_tensor(spec)) spec.gate_input = FW_GATE_INPUT_SOFTPLUS, spec.parameters = 1;
+        if (is_packed) spec.pack = 4, spec.offsets = {0, 150, 150, 151, 280}, spec.group = 1;
+        const Operands all = rounded_operands(spec);
+        std::vector<uint8_t> states;
+        const auto run = [&](int32_t n_threads) {
+          const Context context(path.impl.c_str(), n_threads);
+          Call call(spec, all, FW_FORWARD);
+          uint64_t bytes = 0;
+          EXPECT_EQ(fw_recurrence_saved_size(context.get(), &call.desc, &bytes), FW_OK) << fw_last_error();
+          Memory saved(bytes);
+          call.desc.saved = saved.data(), call.desc.saved_size = bytes;
+          const Outputs out = call.run(context);
+          const uint8_t *from = static_cast<const uint8_t *>(saved.data());
+          states.assign(from, from + bytes);
+          return out;
+        };
+        const Outputs alone = run(1);
+        const std::vector<uint8_t> expected = states;
+        for (int32_t n_threads : {9, 3, 16}) {
+          if (is_short && n_threads != 9) continue;
+          const std::string what = std::to_string(n_threads) + " threads, " + path.impl + ": " + text(spec);
+          expect_same_bits(alone, run(n_threads), what);
+          EXPECT_EQ(expected, states) << what;
+        }
+      }
+    }
+  }
+}
+
 // One context, called from several threads at once.
 TEST(Laws, OneContextManyThreads) {
   const Context context(nullptr, 2);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each rule of tools/check_*.py finds what it forbids and leaves alone what it allows."""
 
+import json
 import pathlib
 import shutil
 import subprocess
@@ -21,7 +22,9 @@ import check_files  # noqa: E402
 import check_headers  # noqa: E402
 import check_hot_paths  # noqa: E402
 import check_includes  # noqa: E402
+import check_performance  # noqa: E402
 import check_symbols  # noqa: E402
+import write_performance  # noqa: E402
 
 
 @pytest.fixture
@@ -321,6 +324,30 @@ def test_a_weak_symbol_outside_its_level_is_found(tree):
     only(tree.findings(check_hot_paths), "outside namespace avx2")
     compile_to(target, "namespace fw::avx2 { template <class T> T twice(T x) { return x + x; }\ntemplate int twice<int>(int); }", "-c")
     assert tree.findings(check_hot_paths) == []
+
+
+# performance
+
+
+def test_a_page_that_results_do_not_give_is_found(tree):
+    row = {"op": "kda", "direction": "forward", "impl": "cpu_avx2_chunk", "dtype": "f32", "B": 1, "H": 2, "HV": 2, "K": 8, "V": 8,
+           "threads": 1, "floor_ms": 0.5, "error": 1e-7, "peers": {}}
+    rows = [{**row, "T": T, "ms": T / 8} for T in (8, 16, 32)]
+    rows.append({**row, "T": 64, "ms": 8.0, "peers": {"onnxruntime": 24.0}})
+    rows.append({**row, "T": 64, "ms": 2.0, "impl": "cpu_amx_chunk", "is_forced": True})
+    result = {"machine": "abacus", "commit": "0" * 40, "versions": {"cpu_level": "avx2"}, "rows": rows,
+              "ceilings": {"threads": 1, "copy_gbs": 10.0, "matrix_gflops": 50.0}}
+    tree.write("bench/results/abacus.json", json.dumps(result))
+    tree.write("bench/results/other.json", '{"rows": [{"name": "no operator"}]}')
+    pages = write_performance.pages(tree.root)
+    assert set(pages) == {"performance.md", "img/performance_abacus_peers.svg", "img/performance_abacus_length.svg"}
+    assert "| 1 | 8.000 | 62.50 | 6 % | 3.0x |" in pages["performance.md"]
+    assert "`cpu_amx_chunk` | 2.000 | 15.62 | 25 % | 1.0e-07 |" in pages["performance.md"]
+    for name, text in pages.items():
+        tree.write(f"docs/{name}", text)
+    assert tree.findings(check_performance) == []
+    tree.write("docs/performance.md", pages["performance.md"].replace("3.0x", "9.0x"))
+    only(tree.findings(check_performance), "docs/performance.md", "tools/write_performance.py")
 
 
 # catalogue

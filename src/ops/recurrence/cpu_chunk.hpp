@@ -100,7 +100,13 @@ void load_gate_parameters(const Problem &p, int64_t hv, Chunk &c);
 void load_key_row(const Problem &p, const fw_tensor &t, int64_t batch, int64_t row, int64_t head, int64_t padded,
                   float *to, float *inverse_length);
 
-// Fills x, q, k, b, u, row_decay, beta (and the backward's factors) with the rows of the chunk.
+// Fills x, q, k, b, row_decay, beta (and the backward's factors) with the rows of the chunk.
+void pack_keys(const Problem &p, const Rows &r, Chunk &c);
+
+// Fills u (and the backward's factors) with the panel's columns of the rows of a chunk whose keys are packed.
+void pack_values(const Problem &p, const Rows &r, const Panel &panel, Chunk &c);
+
+// Both.
 void pack_chunk(const Problem &p, const Rows &r, const Panel &panel, Chunk &c);
 
 // The scores and the decayed rows of a packed chunk.

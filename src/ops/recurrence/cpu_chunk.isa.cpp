@@ -122,8 +122,8 @@ void pack_gates(const Problem &p, const Rows &r, Chunk &c) {
 
 }  // namespace
 
-void pack_chunk(const Problem &p, const Rows &r, const Panel &panel, Chunk &c) {
-  const int64_t h = r.hv / p.group(), Kp = c.Kp, W = c.W;
+void pack_keys(const Problem &p, const Rows &r, Chunk &c) {
+  const int64_t h = r.hv / p.group(), Kp = c.Kp;
   pack_gates(p, r, c);
   for (int64_t i = 0; i < r.rows; ++i) {
     const int64_t row = r.first_row + i, token = row / p.n_sub;
@@ -133,10 +133,6 @@ void pack_chunk(const Problem &p, const Rows &r, const Panel &panel, Chunk &c) {
       memset(c.q + i * Kp, 0, static_cast<size_t>(Kp) * 4);
     }
     load_key_row(p, p.k, r.batch, row, h, Kp, c.k + i * Kp, c.norm_k + i);
-    float *u = c.u + i * W;
-    load_row(p.v.data, p.v.dtype, head_offset(p.v, r.batch, row, r.hv) + panel.first * p.v.strides[3], p.v.strides[3],
-             panel.count, W, u);
-    if (panel.has_sum) u[panel.count] = 1.0f;
     if (is_shared(p.erase)) {
       float *x = c.x + i * Kp;
       if (given(p.p)) {
@@ -145,25 +141,16 @@ void pack_chunk(const Problem &p, const Rows &r, const Panel &panel, Chunk &c) {
         memcpy(x, c.k + i * Kp, static_cast<size_t>(Kp) * 4);
       }
       if (c.key) memcpy(c.key + i * Kp, x, static_cast<size_t>(Kp) * 4);
-      if (c.v) memcpy(c.v + i * W, u, static_cast<size_t>(W) * 4);
-      float factor_row[recurrence::kMaxWidth];
       if (given(p.erase_gate)) {
+        float factor_row[recurrence::kMaxWidth];
         float *gate = c.erase_gate ? c.erase_gate + i * Kp : factor_row;
         load_head_row(p.erase_gate, r.batch, token, h, p.K, Kp, gate);
         multiply_row(x, gate, Kp);
-      }
-      if (given(p.write_gate)) {
-        float *gate = c.write_gate ? c.write_gate + i * W : factor_row;
-        load_row(p.write_gate.data, p.write_gate.dtype,
-                 head_offset(p.write_gate, r.batch, token, r.hv) + panel.first * p.write_gate.strides[3],
-                 p.write_gate.strides[3], panel.count, W, gate);
-        multiply_row(u, gate, W);
       }
       if (given(p.beta)) {
         const float x_beta = load_f32(p.beta.data, p.beta.dtype, head_offset(p.beta, r.batch, row, r.hv));
         c.beta[i] = activate_beta(p, x_beta);
         scale_row(x, c.beta[i], Kp, x);
-        scale_row(u, c.beta[i], W, u);
       }
     }
     if (p.erase == FW_ERASE_INDEPENDENT) {
@@ -171,6 +158,33 @@ void pack_chunk(const Problem &p, const Rows &r, const Panel &panel, Chunk &c) {
       load_head_row(p.b, r.batch, token, h, p.K, Kp, c.b + i * Kp);
     }
   }
+}
+
+void pack_values(const Problem &p, const Rows &r, const Panel &panel, Chunk &c) {
+  const int64_t W = c.W;
+  for (int64_t i = 0; i < r.rows; ++i) {
+    const int64_t row = r.first_row + i, token = row / p.n_sub;
+    float *u = c.u + i * W;
+    load_row(p.v.data, p.v.dtype, head_offset(p.v, r.batch, row, r.hv) + panel.first * p.v.strides[3], p.v.strides[3],
+             panel.count, W, u);
+    if (panel.has_sum) u[panel.count] = 1.0f;
+    if (!is_shared(p.erase)) continue;
+    if (c.v) memcpy(c.v + i * W, u, static_cast<size_t>(W) * 4);
+    if (given(p.write_gate)) {
+      float factor_row[recurrence::kMaxWidth];
+      float *gate = c.write_gate ? c.write_gate + i * W : factor_row;
+      load_row(p.write_gate.data, p.write_gate.dtype,
+               head_offset(p.write_gate, r.batch, token, r.hv) + panel.first * p.write_gate.strides[3],
+               p.write_gate.strides[3], panel.count, W, gate);
+      multiply_row(u, gate, W);
+    }
+    if (given(p.beta)) scale_row(u, c.beta[i], W, u);
+  }
+}
+
+void pack_chunk(const Problem &p, const Rows &r, const Panel &panel, Chunk &c) {
+  pack_keys(p, r, c);
+  pack_values(p, r, panel, c);
 }
 
 namespace {
