@@ -33,11 +33,14 @@ bool dots_accept(const fw_context &context, const Problem &p, int32_t kind, cons
     return reason.refuse("keys are normalised inside or outputs divided, which linear_attn computes in fp32");
   }
   if (p.saved) return reason.refuse("saved is given, written by the fp32 chunk form only");
+  const bool is_named = name_in_list(context.force_impl, name), is_model = kind == kAmxModel || kind == kPairsModel;
+  if (!is_named && is_model) return reason.refuse("a model of the units: runs when it is forced by its name");
+  if (!is_named && !dot_units_pay(kind)) {
+    return reason.refuse("this CPU's family is not one where %s was measured to pay", units);
+  }
+  // after the rest: AMX is asked for by a system call that changes the process
   if (!dot_units_are_available(kind)) return reason.refuse("this machine does not execute %s", units);
-  if (name_in_list(context.force_impl, name)) return true;
-  if (kind == kAmxModel || kind == kPairsModel) return reason.refuse("a model of the units: runs when it is forced by its name");
-  if (!dot_units_pay(kind)) return reason.refuse("this CPU's family is not one where %s was measured to pay", units);
-  return is_forced(context, name, reason);
+  return is_named || is_forced(context, name, reason);
 }
 
 uint64_t dots_workspace(const fw_context &context, const Problem &p, int32_t kind) {
