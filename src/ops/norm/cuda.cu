@@ -120,8 +120,7 @@ __device__ inline void scaled_gradient(const Problem &p, const BackwardRow &row,
   for (int j = 0; j < 4; ++j) d_scaled[j] *= cuda::activate(p.gate_activation, gate[j]);
 }
 
-// ---- rows in registers: kHeld quads a thread
-// --------------------------------------------------------------------------
+// ---- rows in registers: kHeld quads a thread ----------------------------------------------------------------------
 
 template <int kWarpsATeam, int kHeld>
 struct HeldRow {
