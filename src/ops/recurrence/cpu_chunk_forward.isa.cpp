@@ -85,7 +85,8 @@ void write_state(const Problem &p, int64_t rows, Scratch &s) {
 }
 
 // Brings what the next chunk packs towards the core, one row of each operand a call: rows of a head lie H rows apart, where
-// the hardware follows none of them.
+// the hardware follows none of them. Forward of T = 2048, H = 32, K = V = 128 takes 1.1 times as long without (Zen 3, one
+// thread).
 struct NextRows {
   struct Operand {
     const char *row;
@@ -111,7 +112,8 @@ struct NextRows {
     const char *at = static_cast<const char *>(t.data) + (head_offset(t, batch, row, head) + first) * size;
     operands[n++] = {at, t.strides[1] * size, count * size};
   }
-  void bring(int64_t i) const {
+  // inlined, or gcc 12 takes it for a function without effect and drops the call
+  inline __attribute__((always_inline)) void bring(int64_t i) const {
     for (int64_t o = 0; o < n && i < rows; ++o) {
       const char *row = operands[o].row + i * operands[o].stride;
       const char *last = row + operands[o].bytes - 1;
