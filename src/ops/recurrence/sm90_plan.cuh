@@ -99,6 +99,7 @@ struct Tiles {
   unsigned char *q_start;  // scale * q exp(G)
   unsigned char *k_end;    // k exp(G_end - G)
   VectorFactors *vector_factors;
+  unsigned char *scores_low;  // backward: what bf16 left of the scores
 };
 
 }  // namespace fw::sm90

@@ -14,7 +14,8 @@ namespace fw::sm90 {
 template <Sm90Gate kGate>
 constexpr int kStages = kGate == Sm90Gate::kVector ? 2 : 3;
 
-template <Sm90Gate kGate>
+// kLow: the scores have a second image, of what bf16 left.
+template <Sm90Gate kGate, bool kLow = false>
 struct __align__(1024) Stage {
   static constexpr bool kVector = kGate == Sm90Gate::kVector;
   unsigned char k[2 * kTileBytes];  // vector gate: k exp(G), and q likewise
@@ -23,10 +24,13 @@ struct __align__(1024) Stage {
   unsigned char v[kTileBytes];
   unsigned char solve[kTileBytes], solve_low[kTileBytes];
   unsigned char scores[kTileBytes];
+  unsigned char scores_low[kLow ? kTileBytes : 0];
 };
 
 template <Sm90Gate kGate>
 struct __align__(1024) ScanShared {
+  static constexpr int kDepth = kStages<kGate>;
+  static constexpr bool kLow = false;
   Stage<kGate> stage[kStages<kGate>];
   unsigned char o[kTileBytes];
   std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kStages<kGate>];
@@ -39,11 +43,11 @@ struct Work {
   int n, hv, segment, rank;
 };
 
-__device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_done) {
+__device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_done, int first_segment = 0) {
   Work work;
   work.rank = static_cast<int>(cluster_rank());
   int tile = blockIdx.x / 2;
-  work.segment = tile % segments_done;
+  work.segment = first_segment + tile % segments_done;
   tile /= segments_done;
   work.hv = tile % in.shape.HV, work.n = tile / in.shape.HV;
   const Span span = span_of(in.shape, work.n);
@@ -54,24 +58,35 @@ __device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_do
   return work;
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
-__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate> &shared,
-                                            const Work &work, int lane) {
+// kSummary: without q and scores. kReverse: from the last chunk to the first, v may be absent.
+template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary, bool kReverse = false, class Shared>
+__device__ __forceinline__ void load_chunks(const ScanArguments &in, Shared &shared, const Work &work, int lane) {
   constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase == Sm90Erase::kShared;
   constexpr bool kKeys = kSolve || !kVector, kFactors = kSolve || kGate != Sm90Gate::kNone;
-  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary);
+  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary) * (1 + Shared::kLow);
   constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
-  int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
-  Ring<kStages<kGate>> ring;
-  for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
-    Stage<kGate> &stage = shared.stage[ring.slot];
+  const bool has_v = !kReverse || !in.v_is_zero;
+  if (!has_v) {
+    for (int s = 0; s < Shared::kDepth; ++s) {
+      for (int i = lane; i < kTileBytes / 16; i += 32) {
+        reinterpret_cast<uint4 *>(shared.stage[s].v)[i] = make_uint4(0, 0, 0, 0);
+      }
+    }
+    __syncwarp();
+  }
+  const int chunks = (work.length + kChunk - 1) / kChunk;
+  Ring<Shared::kDepth> ring;
+  for (int i = 0; i < chunks; ++i, ring.next()) {
+    const int chunk = kReverse ? chunks - 1 - i : i, row = work.start + chunk * kChunk, left = work.length - chunk * kChunk;
+    const int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot + chunk;
+    auto &stage = shared.stage[ring.slot];
     const uint32_t full = shared_address(&shared.full[ring.slot]);
     const uint32_t barrier = left < kChunk ? shared_address(&shared.tail) : full;
     barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
     if (lane == 0) {
-      barrier_expect_bytes(barrier, kBytes);
+      barrier_expect_bytes(barrier, has_v ? kBytes : kBytes - kTileBytes);
       const uint32_t factors = shared_address(&shared.factors[ring.slot]);
       const int64_t image = index * kTileBytes;
       if constexpr (kVector) {
@@ -79,16 +94,19 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
           load_bytes_to(shared_address(to) + half, from + 2 * image + half, kTileBytes, barrier, 3);
         };
         if constexpr (kSolve) both(stage.k, in.tiles.k_start);
-        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        if (has_v) load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
         load_bytes(factors, in.tiles.vector_factors + index, sizeof(VectorFactors), barrier);
         both(stage.k_end, in.tiles.k_end);
         if constexpr (!kSummary) {
           both(stage.q, in.tiles.q_start);
           load_bytes_to(shared_address(stage.scores) + part, in.tiles.scores + image + part, kTileBytes / 2, barrier, 3);
+          if constexpr (Shared::kLow) {
+            load_bytes_to(shared_address(stage.scores_low) + part, in.tiles.scores_low + image + part, kTileBytes / 2, barrier, 3);
+          }
         }
       } else {
         load_box_to(shared_address(stage.k) + half, &in.k, barrier, 3, 64 * rank, h, row, work.batch);
-        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        if (has_v) load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
         if constexpr (kFactors) load_bytes(factors, in.tiles.factors + index, sizeof(Factors), barrier);
         if constexpr (!kSummary) {
           load_box_to(shared_address(stage.q) + half, &in.q, barrier, 3, 64 * rank, h, row, work.batch);
