@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the chains over the chunks share, forward and in reverse: scores, a state as first operands, and its place.
 #pragma once
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
@@ -96,21 +97,8 @@ template <class Shared>
 cudaError_t launch_pairs(void (*kernel)(ScanArguments), const ScanArguments &in, int segments, int threads, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Shared);
   static_assert(kBytes <= 232448);
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(in.shape.N) * in.shape.HV * segments * 2);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {2, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel, in);
+  const dim3 grid(static_cast<unsigned>(in.shape.N) * in.shape.HV * segments * 2);
+  return cuda::launch({grid, static_cast<uint32_t>(threads), kBytes, stream, 2, true}, kernel, in);
 }
 
 // Body::run<gate, erase>(args).

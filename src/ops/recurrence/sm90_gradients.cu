@@ -445,8 +445,7 @@ __device__ __forceinline__ void run_keys(const GradientArguments &in, GradientSh
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 __global__ void __launch_bounds__(512, 1) gradients_kernel(const __grid_constant__ GradientArguments in) {
-  extern __shared__ __align__(1024) unsigned char raw[];
-  GradientShared &shared = *reinterpret_cast<GradientShared *>(raw);
+  GradientShared &shared = *cuda::dynamic_shared<GradientShared>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     const auto init = [](uint64_t &barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
@@ -481,26 +480,15 @@ struct Gradients {
     if constexpr (kGate == Sm90Gate::kVector) {
       return launch_gradients_vector(in, kErase, stream);
     } else {
-      auto kernel = gradients_kernel<kGate, kErase>;
       constexpr int kBytes = sizeof(GradientShared);
       static_assert(kBytes <= 232448);
-      cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       int device = 0, count = 1;
-      if (status == cudaSuccess) status = cudaGetDevice(&device);
+      cudaError_t status = cudaGetDevice(&device);
       if (status == cudaSuccess) status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
       if (status != cudaSuccess) return status;
       const int64_t items = static_cast<int64_t>(in.shape.slots) * in.shape.H;
-      cudaLaunchConfig_t config = {};
-      config.gridDim = dim3(static_cast<unsigned>(items < count ? items : count));
-      config.blockDim = dim3(512);
-      config.dynamicSmemBytes = kBytes;
-      config.stream = stream;
-      cudaLaunchAttribute attribute;
-      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attribute.val.programmaticStreamSerializationAllowed = 1;
-      config.attrs = &attribute;
-      config.numAttrs = 1;
-      return cudaLaunchKernelEx(&config, kernel, in);
+      return cuda::launch({dim3(static_cast<unsigned>(items < count ? items : count)), 512, kBytes, stream, 1, true},
+                          gradients_kernel<kGate, kErase>, in);
     }
   }
 };

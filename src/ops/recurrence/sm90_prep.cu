@@ -8,6 +8,7 @@
 //   4. T leaves as two swizzled bf16 images by bulk store, the factors of tokens as floats.
 // Shared memory: k 16384, then L 18432 in its place, images of T 2 x 8192, factors and beta 2384 bytes.
 // Handing over: one mbarrier for the loads; __syncthreads between the numbered steps.
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
@@ -36,8 +37,7 @@ struct __align__(1024) PrepShared {
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 __global__ void __launch_bounds__(128, 6) prep_kernel(const __grid_constant__ PrepArguments in) {
-  extern __shared__ __align__(1024) unsigned char raw[];
-  PrepShared &shared = *reinterpret_cast<PrepShared *>(raw);
+  PrepShared &shared = *cuda::dynamic_shared<PrepShared>();
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int slot = blockIdx.x, hv = blockIdx.y, h = hv / (in.shape.HV / in.shape.H);
   const uint32_t loaded = shared_address(&shared.loaded);
@@ -158,12 +158,7 @@ __global__ void __launch_bounds__(128, 6) prep_kernel(const __grid_constant__ Pr
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
-  auto kernel = prep_kernel<kGate, kErase>;
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PrepShared));
-  if (status != cudaSuccess) return status;
-  kernel<<<dim3(in.shape.slots, in.shape.HV), 128, sizeof(PrepShared), stream>>>(in);
-  return cudaGetLastError();
+  return cuda::launch({dim3(in.shape.slots, in.shape.HV), 128, sizeof(PrepShared), stream}, prep_kernel<kGate, kErase>, in);
 }
 
 }  // namespace

@@ -184,8 +184,7 @@ constexpr int threads_of(Sm90Gate gate) { return gate == Sm90Gate::kVector ? 256
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __global__ void __launch_bounds__(threads_of(kGate), 1) reverse_kernel(const __grid_constant__ ScanArguments in) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  extern __shared__ __align__(1024) unsigned char raw[];
-  auto &shared = *reinterpret_cast<ReverseShared<kGate, kErase> *>(raw);
+  auto &shared = *cuda::dynamic_shared<ReverseShared<kGate, kErase>>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     init_chain_barriers(shared, 8);

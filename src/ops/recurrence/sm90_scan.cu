@@ -243,8 +243,7 @@ constexpr int threads_of(Sm90Gate gate, bool summary) {
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  extern __shared__ __align__(1024) unsigned char raw[];
-  auto &shared = *reinterpret_cast<ScanShared<kGate> *>(raw);
+  auto &shared = *cuda::dynamic_shared<ScanShared<kGate>>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     init_chain_barriers(shared, kSummary ? 16 : 8);
@@ -314,8 +313,7 @@ struct __align__(1024) StatesShared : ScanShared<kGate> {
 // The scan without outputs for the backward: warps 0 to 2 load and store, warpgroup 1 is the chain.
 template <Sm90Gate kGate, Sm90Erase kErase>
 __global__ void __launch_bounds__(256, 1) states_kernel(const __grid_constant__ ScanArguments in) {
-  extern __shared__ __align__(1024) unsigned char raw[];
-  auto &shared = *reinterpret_cast<StatesShared<kGate> *>(raw);
+  auto &shared = *cuda::dynamic_shared<StatesShared<kGate>>();
   const int thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     init_chain_barriers(shared, 8);
