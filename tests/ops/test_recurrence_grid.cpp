@@ -149,8 +149,8 @@ TEST(Grid, StepOfWholePanels) {
   }
 }
 
-// The sm_90a forward, which takes bf16 at K = V = 128 and makes no operand inside.
-TEST(Grid, ForwardOfSm90) {
+// The sm_90a kernels, which take bf16 at K = V = 128 and make no operand inside.
+void run_sm90(fw_direction direction) {
   if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
   for (const Spec &row : named_rows()) {
     const recurrence::Row &facts = row_of(row);
@@ -165,11 +165,14 @@ TEST(Grid, ForwardOfSm90) {
         spec.state_dtype = FW_F32, spec.o_dtype = FW_NONE, spec.gate_dtype = random.chance(0.3) && regime != kHold ? FW_BF16 : FW_F32;
         spec.strides = 0, spec.normalizer = 0, spec.qk_norm = 0, spec.gate_input = 0, spec.parameters = 0, spec.beta_input = 0;
         spec.form = FW_FORM_CHUNK;
-        Checked(spec, FW_FORWARD).run(forced("sm90_chunk"), "sm90_chunk");
+        Checked(spec, direction).run(forced("sm90_chunk"), "sm90_chunk");
       }
     }
   }
 }
+
+TEST(Grid, ForwardOfSm90) { run_sm90(FW_FORWARD); }
+TEST(Grid, BackwardOfSm90) { run_sm90(FW_BACKWARD); }
 
 // The references in fp32 pass the same limits.
 TEST(Grid, References) {

@@ -74,10 +74,7 @@ __global__ void __launch_bounds__(128, 6) prep_kernel(const __grid_constant__ Pr
       if (thread == 31) shared.carry = sum;
     }
   } else if constexpr (kErase == Sm90Erase::kShared) {
-    const auto &s = in.beta_strides;
-    const int64_t at = chunk.batch * s.batch + (chunk.start + token) * s.token + hv * s.head;
-    const float beta = token < chunk.rows ? load_real(in.beta, in.beta_type, at) : 0.0f;
-    shared.beta[token] = factors.beta.at[row][column] = beta;
+    shared.beta[token] = factors.beta.at[row][column] = load_beta(in, chunk, hv, token);
   }
   __syncthreads();
   if constexpr (kGate == Sm90Gate::kScalar) {

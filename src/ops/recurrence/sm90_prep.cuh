@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "ops/recurrence/sm90_plan.cuh"
+#include "ops/recurrence/sm90_gates.cuh"
 
 namespace fw::sm90 {
 
@@ -22,7 +22,18 @@ struct PrepArguments {
   Sm90Strides o_strides;
   int o_rows_left_over;
   float scale;
+  bool for_backward;
 };
+
+// The prep of a backward never lets beta be smaller than this, so that V' can be divided by it; at or below, it counts as 0.
+constexpr float kLeastBeta = 0x1p-40f;
+
+__device__ __forceinline__ float load_beta(const PrepArguments &in, const Chunk &chunk, int hv, int token) {
+  if (token >= chunk.rows) return 0.0f;
+  const Sm90Strides &s = in.beta_strides;
+  const float beta = load_real(in.beta, in.beta_type, chunk.batch * s.batch + (chunk.start + token) * s.token + hv * s.head);
+  return in.for_backward && fabsf(beta) < kLeastBeta ? copysignf(kLeastBeta, beta) : beta;
+}
 
 // Rows of o that no sequence of a pack has, 64 a slot; 128 threads.
 __device__ __forceinline__ void zero_rows_outside(const PrepArguments &in, int slot, int hv, int thread) {

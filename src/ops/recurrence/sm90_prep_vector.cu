@@ -305,9 +305,7 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
   Rows rows;
   load_rows<kWide>(in, chunk, hv, pair, block, rows);
   if (kErase == Sm90Erase::kShared && thread < kChunk) {
-    const auto &s = in.beta_strides;
-    const int64_t at = chunk.batch * s.batch + (chunk.start + thread) * s.token + hv * s.head;
-    const float beta = thread < chunk.rows ? load_real(in.beta, in.beta_type, at) : 0.0f;
+    const float beta = load_beta(in, chunk, hv, thread);
     shared.beta[thread] = shared.factors.beta.at[ByToken::row(thread)][ByToken::column(thread)] = beta;
   }
   for (int i = thread; i < kTileBytes / 16; i += 256) {
