@@ -22,12 +22,15 @@ struct alignas(16) ByToken {
 };
 
 // One a (head, slot). G is the gate summed inside the chunk, in base 2 and as two floats.
+// q, k and x (the erase key) stand for 1 / length of their rows, or 1 without a norm inside.
 struct alignas(16) Factors {
   ByToken beta;
-  ByToken beta_decay;   // beta_i exp(G_i)
-  ByToken scale_decay;  // scale exp(G_i)
-  ByToken rest;         // exp(G_end - G_i)
-  ByToken to_block_end;  // exp(G_(last row of i's block of 16) - G_i)
+  ByToken beta_decay;    // x_i beta_i exp(G_i), or of G_(i-1) where the erase reads before the decay
+  ByToken scale_decay;   // q_i scale exp(G_i)
+  ByToken rest;          // k_i exp(G_end - G_i)
+  ByToken to_block_end;  // k_i exp(G_(last row of i's block of 16) - G_i)
+  ByToken key;           // k_i
+  float query[kChunk];   // q_i scale
   float2 gate[kChunk];   // G_i
   float all[4];          // exp(G_end)
 };

@@ -9,9 +9,12 @@
 namespace fw::sm90 {
 
 struct PrepArguments {
-  CUtensorMap k;
+  CUtensorMap k, x;  // x: a separate erase key
   const __nv_bfloat16 *q_rows, *k_rows;
-  Sm90Strides q_strides, k_strides;
+  const __nv_bfloat16 *x_rows;  // p, or of a vector gate the erase gate
+  Sm90Strides q_strides, k_strides, x_strides;
+  bool has_l2norm, reads_before;
+  Sm90Activations activations;
   Shape shape;
   Tiles tiles;
   const void *g, *beta;

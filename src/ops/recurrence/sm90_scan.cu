@@ -21,8 +21,10 @@
 // H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
 // Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
 // tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
-// Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, P 8192, factors 2128; staging of o 8192; 3 stages: 211 KB.
-// With a vector gate also k exp(G_end - G) 16384, factors 896; 2 stages: 170 KB.
+// X is read by the erase key: k, or p, which has a tile of its own. A write gate multiplies V in fp32.
+// Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, P 8192, factors 2704; staging of o 8192; 3 stages: 213 KB.
+// With p 16384 more and 2 stages: 175 KB. With a vector gate also k exp(G_end - G) 16384, write gate 8192, factors 896; 2
+// stages: 170 KB, 187 KB with a write gate.
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
@@ -33,16 +35,16 @@ namespace fw::sm90 {
 namespace {
 
 // One warpgroup of two: the scores of every other chunk, rows = queries, as the swizzled image that P^T is read from.
-template <Sm90Gate kGate>
-__device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<kGate> &shared, const Work &work,
+template <Sm90Gate kGate, Sm90Erase kErase>
+__device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<kGate, kErase> &shared, const Work &work,
                                             int turn, int thread) {
   const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
   const int row = 16 * warp + 8 * (part & 1) + lane % 8;
-  Ring<kStages<kGate>> ring;
+  Ring<kStages<kGate, kErase>> ring;
   for (int left = work.length; left > 0; left -= kChunk, ring.next(), turn ^= 1) {
     barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);  // every phase, or a parity would be mistaken
     if (turn != 0) continue;
-    Stage<kGate> &stage = shared.stage[ring.slot];
+    auto &stage = shared.stage[ring.slot];
     float d[32];
     hold(d);
     product_fence();
@@ -55,7 +57,10 @@ __device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<
     product_commit();
     product_wait<0>();
     hold(d);
-    decay_scores<kGate == Sm90Gate::kScalar, false>(d, shared.factors[ring.slot], in.scale, in.scale, warp, g, t);
+    const Factors &factors = shared.factors[ring.slot];
+    float scale0 = in.scale, scale8 = in.scale;
+    if constexpr (kGate == Sm90Gate::kScalar) scale0 = factors.query[16 * warp + g], scale8 = factors.query[16 * warp + g + 8];
+    decay_scores<kGate == Sm90Gate::kScalar, false>(d, factors, scale0, scale8, warp, g, t);
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       const float *p = d + 8 * pair;
@@ -81,10 +86,10 @@ __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], const float (&s)
 
 // One warpgroup: 64 rows of S^T over all chunks of the segment. kValues: V is read, else it is 0. kOutputs: o is written.
 template <Sm90Gate kGate, Sm90Erase kErase, bool kValues, bool kOutputs>
-__device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kGate> &shared,
+__device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kGate, kErase> &shared,
                                           const Work &work, float (&s)[64], int thread) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  constexpr bool kSolve = kErase == Sm90Erase::kShared, kScalar = kGate == Sm90Gate::kScalar;
+  constexpr bool kSolve = kErase != Sm90Erase::kNone, kScalar = kGate == Sm90Gate::kScalar;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4, part = lane / 8;
   // This lane's row of the 8x8 tiles of a [tokens][values] tile; + 2048 bytes for 16 tokens.
   const uint32_t corner = swizzled(8 * (part >> 1) + lane % 8, (16 * warp + 8 * (part & 1)) * 2);
@@ -106,13 +111,14 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
 
   uint32_t sa[8][4];
   pack_state(sa, s);
-  Ring<kStages<kGate>> ring;
+  Ring<kStages<kGate, kErase>> ring;
   int last_slot = 0;
   if (work.length > 0) barrier_wait(shared_address(&shared.full[0]), 0);
   for (int left = work.length; left > 0; left -= kChunk) {
-    const Stage<kGate> &stage = shared.stage[ring.slot];
+    const auto &stage = shared.stage[ring.slot];
     const auto &factors = shared.factors[ring.slot];
-    const uint64_t k_sum = rows_along_sum(shared_address(stage.k)), q_sum = rows_along_sum(shared_address(stage.q));
+    const uint64_t x_sum = rows_along_sum(shared_address(kHasX<kGate, kErase> ? stage.x : stage.k));
+    const uint64_t q_sum = rows_along_sum(shared_address(stage.q));
     const uint64_t k_free = rows_along_free(shared_address(kVector ? stage.k_end : stage.k), kTileBytes);
     const uint64_t solve = rows_along_sum(shared_address(stage.solve));
     const uint64_t scores = rows_along_sum(shared_address(stage.scores));
@@ -139,7 +145,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       product_fence();
 #pragma unroll
       for (int step = 0; step < 8; ++step) {
-        multiply_n64(x, sa[step], advance(k_sum, step / 4 * kTileBytes + step % 4 * 32), step > 0);
+        multiply_n64(x, sa[step], advance(x_sum, step / 4 * kTileBytes + step % 4 * 32), step > 0);
       }
       product_commit();
     }
@@ -165,6 +171,14 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       for (int i = 0; i < 32; ++i) {
         const uint32_t v = a[i / 8][i / 2 % 4];
         w[i] = beta[i / 8 * 4 + i / 4 % 2 * 2 + i % 2] * (i % 2 ? high_bf16(v) : low_bf16(v));
+      }
+      if constexpr (kHasWriteGate<kGate, kErase>) {
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+          load_tiles_transposed(low[pair], shared_address(stage.write_gate) + corner + 2048 * pair);
+        }
+#pragma unroll
+        for (int i = 0; i < 32; ++i) w[i] *= i % 2 ? high_bf16(low[i / 8][i / 2 % 4]) : low_bf16(low[i / 8][i / 2 % 4]);
       }
       hold(w);
     }
@@ -292,10 +306,10 @@ template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
   extern __shared__ __align__(1024) unsigned char raw[];
-  auto &shared = *reinterpret_cast<ScanShared<kGate> *>(raw);
+  auto &shared = *reinterpret_cast<ScanShared<kGate, kErase> *>(raw);
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages<kGate>; ++s) {
+    for (int s = 0; s < shared.kDepth; ++s) {
       barrier_init(shared_address(&shared.full[s]), 1);
       barrier_init(shared_address(&shared.scored[s]), 4);
       barrier_init(shared_address(&shared.empty[s]), kSummary ? 16 : 8);
@@ -315,7 +329,7 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
     if (thread < 32) {
       load_chunks<kGate, kErase, kSummary>(in, shared, work, thread);
     } else if (!kSummary && thread < 64) {
-      store_outputs<kGate>(in, shared, work, thread - 32);
+      store_outputs(in, shared, work, thread - 32);
     }
   } else if constexpr (kSummary) {
     registers_grow<224>();
@@ -343,7 +357,7 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
   } else if (!kVector && group <= 2) {
     if constexpr (!kVector) {
       registers_shrink<104>();
-      make_scores<kGate>(in, shared, work, group - 1, thread);
+      make_scores(in, shared, work, group - 1, thread);
     }
   } else {
     registers_grow<240>();
@@ -364,7 +378,7 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 cudaError_t launch(const ScanArguments &in, cudaStream_t stream) {
   auto kernel = scan_kernel<kGate, kErase, kSummary>;
-  constexpr int kBytes = sizeof(ScanShared<kGate>);
+  constexpr int kBytes = sizeof(ScanShared<kGate, kErase>);
   static_assert(kBytes <= 232448);
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
@@ -385,7 +399,10 @@ cudaError_t launch(const ScanArguments &in, cudaStream_t stream) {
 
 template <bool kSummary>
 cudaError_t dispatch(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
-  if (erase == Sm90Erase::kShared) {
+  if (erase == Sm90Erase::kSeparate) {
+    if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kSeparate, kSummary>(in, stream);
+    if (gate == Sm90Gate::kVector) return launch<Sm90Gate::kVector, Sm90Erase::kSeparate, kSummary>(in, stream);
+  } else if (erase == Sm90Erase::kShared) {
     if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kShared, kSummary>(in, stream);
     if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kShared, kSummary>(in, stream);
     if (gate == Sm90Gate::kVector) return launch<Sm90Gate::kVector, Sm90Erase::kShared, kSummary>(in, stream);

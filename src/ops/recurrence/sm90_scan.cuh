@@ -9,6 +9,7 @@ namespace fw::sm90 {
 
 struct ScanArguments {
   CUtensorMap q, k, v, o;
+  CUtensorMap x;  // a separate erase key; of a vector gate the write gate
   Shape shape;
   Tiles tiles;
   int segments;              // of every sequence, equal numbers of chunks

@@ -10,27 +10,36 @@
 
 namespace fw::sm90 {
 
-// How deep loads run ahead; with a vector gate a third stage does not fit.
-template <Sm90Gate kGate>
-constexpr int kStages = kGate == Sm90Gate::kVector ? 2 : 3;
+// A tile of the erase key (with a vector gate the image in the place of k is of it) and one of the write gate.
+template <Sm90Gate kGate, Sm90Erase kErase>
+constexpr bool kHasX = kErase == Sm90Erase::kSeparate && kGate != Sm90Gate::kVector;
+template <Sm90Gate kGate, Sm90Erase kErase>
+constexpr bool kHasWriteGate = kErase == Sm90Erase::kSeparate && kGate == Sm90Gate::kVector;
 
-template <Sm90Gate kGate>
+// How deep loads run ahead; with a vector gate or a tile of the erase key a third stage does not fit.
+template <Sm90Gate kGate, Sm90Erase kErase>
+constexpr int kStages = kGate == Sm90Gate::kVector || kErase == Sm90Erase::kSeparate ? 2 : 3;
+
+template <Sm90Gate kGate, Sm90Erase kErase>
 struct __align__(1024) Stage {
   static constexpr bool kVector = kGate == Sm90Gate::kVector;
   unsigned char k[2 * kTileBytes];  // vector gate: k exp(G), and q likewise
   unsigned char q[2 * kTileBytes];
+  unsigned char x[kHasX<kGate, kErase> ? 2 * kTileBytes : 0];
   unsigned char k_end[kVector ? 2 * kTileBytes : 0];  // k exp(G_end - G)
   unsigned char v[kTileBytes];
+  unsigned char write_gate[kHasWriteGate<kGate, kErase> ? kTileBytes : 0];
   unsigned char solve[kTileBytes], solve_low[kTileBytes];
   unsigned char scores[kTileBytes];
 };
 
-template <Sm90Gate kGate>
+template <Sm90Gate kGate, Sm90Erase kErase>
 struct __align__(1024) ScanShared {
-  Stage<kGate> stage[kStages<kGate>];
+  static constexpr int kDepth = kStages<kGate, kErase>;
+  Stage<kGate, kErase> stage[kDepth];
   unsigned char o[kTileBytes];
-  std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kStages<kGate>];
-  uint64_t full[kStages<kGate>], scored[kStages<kGate>], empty[kStages<kGate>], tail, o_filled, o_emptied;
+  std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kDepth];
+  uint64_t full[kDepth], scored[kDepth], empty[kDepth], tail, o_filled, o_emptied;
 };
 
 // The part of a sequence that one pair scans.
@@ -55,18 +64,20 @@ __device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_do
 }
 
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
-__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate> &shared,
+__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate, kErase> &shared,
                                             const Work &work, int lane) {
-  constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase == Sm90Erase::kShared;
+  constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase != Sm90Erase::kNone;
+  constexpr bool kX = kHasX<kGate, kErase>, kWriteGate = kHasWriteGate<kGate, kErase>;
   constexpr bool kKeys = kSolve || !kVector, kFactors = kSolve || kGate != Sm90Gate::kNone;
-  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary);
+  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary) +
+                              kX * 2 + kWriteGate;
   constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
   int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
-  Ring<kStages<kGate>> ring;
+  Ring<kStages<kGate, kErase>> ring;
   for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
-    Stage<kGate> &stage = shared.stage[ring.slot];
+    auto &stage = shared.stage[ring.slot];
     const uint32_t full = shared_address(&shared.full[ring.slot]);
     const uint32_t barrier = left < kChunk ? shared_address(&shared.tail) : full;
     barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
@@ -80,6 +91,7 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
         };
         if constexpr (kSolve) both(stage.k, in.tiles.k_start);
         load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        if constexpr (kWriteGate) load_box(shared_address(stage.write_gate), &in.x, barrier, 64 * rank, work.hv, row, work.batch);
         load_bytes(factors, in.tiles.vector_factors + index, sizeof(VectorFactors), barrier);
         both(stage.k_end, in.tiles.k_end);
         if constexpr (!kSummary) {
@@ -87,6 +99,7 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
           load_bytes_to(shared_address(stage.scores) + part, in.tiles.scores + image + part, kTileBytes / 2, barrier, 3);
         }
       } else {
+        if constexpr (kX) load_box_to(shared_address(stage.x) + half, &in.x, barrier, 3, 64 * rank, h, row, work.batch);
         load_box_to(shared_address(stage.k) + half, &in.k, barrier, 3, 64 * rank, h, row, work.batch);
         load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
         if constexpr (kFactors) load_bytes(factors, in.tiles.factors + index, sizeof(Factors), barrier);
@@ -107,8 +120,10 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
       for (int i = lane; i < (kChunk - left) * 8; i += 32) {
         const int offset = (left + i / 8) * 128 + i % 8 * 16;
         *reinterpret_cast<uint4 *>(stage.v + offset) = zero;
+        if constexpr (kWriteGate) *reinterpret_cast<uint4 *>(stage.write_gate + offset) = zero;
         for (int side = 0; side < (kVector ? 0 : 2); ++side) {
           *reinterpret_cast<uint4 *>(stage.k + side * kTileBytes + offset) = zero;
+          if constexpr (kX) *reinterpret_cast<uint4 *>(stage.x + side * kTileBytes + offset) = zero;
           if constexpr (!kSummary) *reinterpret_cast<uint4 *>(stage.q + side * kTileBytes + offset) = zero;
         }
       }
@@ -120,8 +135,8 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
 }
 
 // One warp: the outputs, a chunk at a time, from the staging tile to rows of o.
-template <Sm90Gate kGate>
-__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kGate> &shared, const Work &work,
+template <Sm90Gate kGate, Sm90Erase kErase>
+__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kGate, kErase> &shared, const Work &work,
                                               int lane) {
   const uint32_t filled = shared_address(&shared.o_filled), emptied = shared_address(&shared.o_emptied);
   if (work.length > 0) {  // the chain fills the tile once before it has outputs
