@@ -4,6 +4,7 @@
 // With g = lane / 4 and t = lane % 4, a thread's part of an 8x8 tile is row g, columns 2t and 2t+1.
 #pragma once
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 namespace fw::sm90 {
@@ -49,6 +50,15 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 
 __device__ __forceinline__ float low_bf16(uint32_t packed) { return __uint_as_float(packed << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
+
+// The same in fp16.
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t *>(&pair);
+}
+
+__device__ __forceinline__ float low_f16(uint32_t packed) { return __low2float(*reinterpret_cast<const __half2 *>(&packed)); }
+__device__ __forceinline__ float high_f16(uint32_t packed) { return __high2float(*reinterpret_cast<const __half2 *>(&packed)); }
 
 __device__ __forceinline__ uint32_t to_tf32(float value) {
   uint32_t rounded;

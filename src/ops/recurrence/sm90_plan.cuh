@@ -98,7 +98,7 @@ struct Tiles {
   Factors *factors;      // of no gate or a scalar gate
   // of a vector gate, images too:
   unsigned char *scores;   // scale * masked, gated q k^T
-  unsigned char *k_start;  // k exp(G), two images of 64 keys
+  unsigned char *x_start;  // the erase key times exp(G), two images of 64 keys
   unsigned char *q_start;  // scale * q exp(G)
   unsigned char *k_end;    // k exp(G_end - G)
   VectorFactors *vector_factors;

@@ -13,7 +13,7 @@ struct PrepArguments {
   const __nv_bfloat16 *q_rows, *k_rows;
   const __nv_bfloat16 *x_rows;  // p, or of a vector gate the erase gate
   Sm90Strides q_strides, k_strides, x_strides;
-  bool has_l2norm, reads_before;
+  bool has_l2norm, reads_before;  // a norm: g of a vector gate is fp32
   Sm90Activations activations;
   Shape shape;
   Tiles tiles;
@@ -38,6 +38,9 @@ __device__ __forceinline__ void zero_rows_outside(const PrepArguments &in, int s
 #pragma unroll
   for (int i = 0; i < 8; ++i) out[i] = make_uint4(0, 0, 0, 0);
 }
+
+// Vector gates of logits, or of 16 bits, as fp32 [B, T, HV, 128].
+cudaError_t launch_gate(const PrepArguments &, float *out, cudaStream_t);
 
 cudaError_t launch_prep_vector(const PrepArguments &, Sm90Erase, cudaStream_t);
 

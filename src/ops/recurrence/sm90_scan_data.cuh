@@ -23,7 +23,7 @@ constexpr int kStages = kGate == Sm90Gate::kVector || kErase == Sm90Erase::kSepa
 template <Sm90Gate kGate, Sm90Erase kErase>
 struct __align__(1024) Stage {
   static constexpr bool kVector = kGate == Sm90Gate::kVector;
-  unsigned char k[2 * kTileBytes];  // vector gate: k exp(G), and q likewise
+  unsigned char k[2 * kTileBytes];  // vector gate: the erase key times exp(G), and q likewise
   unsigned char q[2 * kTileBytes];
   unsigned char x[kHasX<kGate, kErase> ? 2 * kTileBytes : 0];
   unsigned char k_end[kVector ? 2 * kTileBytes : 0];  // k exp(G_end - G)
@@ -89,7 +89,7 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
         const auto both = [&](unsigned char *to, const unsigned char *from) {
           load_bytes_to(shared_address(to) + half, from + 2 * image + half, kTileBytes, barrier, 3);
         };
-        if constexpr (kSolve) both(stage.k, in.tiles.k_start);
+        if constexpr (kSolve) both(stage.k, in.tiles.x_start);
         load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
         if constexpr (kWriteGate) load_box(shared_address(stage.write_gate), &in.x, barrier, 64 * rank, work.hv, row, work.batch);
         load_bytes(factors, in.tiles.vector_factors + index, sizeof(VectorFactors), barrier);
