@@ -152,7 +152,8 @@ TEST(Grid, StepOfWholePanels) {
 // Whether the sm_90a forward takes a row: which factors of the erase key and of v it knows.
 bool is_of_sm90(const Spec &row) {
   const recurrence::Row facts = row_of(row);
-  if (facts.erase == FW_ERASE_INDEPENDENT || row.n_sub > 1) return false;
+  if (row.n_sub > 1) return false;
+  if (facts.erase == FW_ERASE_INDEPENDENT) return facts.gate != FW_GATE_SCALAR;
   const bool has_p = takes(row, recurrence::kP), has_erase_gate = takes(row, recurrence::kEraseGate);
   const bool has_write_gate = takes(row, recurrence::kWriteGate);
   if (facts.gate == FW_GATE_VECTOR) return facts.erase != FW_ERASE_SHARED_BEFORE && !has_p && has_erase_gate == has_write_gate;

@@ -63,6 +63,11 @@ __device__ __forceinline__ void put(unsigned char *tile, uint32_t at, uint32_t v
 
 // ---- loads
 
+__device__ __forceinline__ void place_rows(Rows &rows, int pair) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) rows.byte[i] = pair / 32 * kTileBytes + ((pair % 32 * 4) ^ (i << 4));
+}
+
 // The gates as they are stored, to `decay`; make_decays goes on.
 template <class Is>
 __device__ __forceinline__ void load_gates(const PrepArguments &in, const Chunk &chunk, int hv, int pair, int block, Rows &rows) {
@@ -70,8 +75,6 @@ __device__ __forceinline__ void load_gates(const PrepArguments &in, const Chunk 
   const int64_t at = chunk.batch * in.g_strides.batch + chunk.start * in.g_strides.token + hv * in.g_strides.head + 2 * pair;
   const char *first = static_cast<const char *>(in.g) + at * kBytes;
   const uint32_t step = static_cast<uint32_t>(kBytes * in.g_strides.token);  // 32 bits for 64 rows: the host refuses longer strides
-#pragma unroll
-  for (int i = 0; i < 8; ++i) rows.byte[i] = pair / 32 * kTileBytes + ((pair % 32 * 4) ^ (i << 4));
 #pragma unroll
   for (int r = 0; r < 16; ++r) {  // rows past the end read the chunk's last row
     const uint32_t row = min(16 * block + r, chunk.rows - 1);

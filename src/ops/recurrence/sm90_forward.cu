@@ -40,6 +40,7 @@ int segments(const Sm90Forward &in) {
 
 // Without a gate, factors of a token (a norm, an erase key of its own) are those of a gate of 0.
 Sm90Gate kernel_gate(const Sm90Forward &in) {
+  if (in.erase == Sm90Erase::kIndependent) return Sm90Gate::kVector;
   const bool has_factors = in.has_l2norm || in.erase == Sm90Erase::kSeparate || in.reads_before;
   return in.gate == Sm90Gate::kNone && has_factors ? Sm90Gate::kScalar : in.gate;
 }
@@ -52,6 +53,7 @@ bool makes_gate(const Sm90Forward &in) {
 
 // Whether 15 gates of a row block sum to at least -80, by the caller's promise or by the formula of the gate.
 bool is_bounded(const Sm90Forward &in) {
+  if (in.gate == Sm90Gate::kNone) return true;
   const Sm90Activations &act = in.activations;
   double least = in.g_min;
   if (act.gate_kind == FW_GATE_INPUT_BOUNDED) least = std::max(least, act.lower_bound);
@@ -60,24 +62,26 @@ bool is_bounded(const Sm90Forward &in) {
 }
 
 struct Layout {
-  size_t solve, factors, scores, x_start, q_start, k_end, gate, summary, start, total;
+  size_t solve, factors, scores, x_start, q_start, k_end, b_end, gate, summary, start, total;
 };
 
 Layout layout(const Sm90Forward &in) {
   const size_t tiles = static_cast<size_t>(slots(in)) * in.HV, pieces = segments(in);
   const size_t states = pieces == 1 ? 0 : static_cast<size_t>(in.N) * in.HV * pieces * (kKey * kKey * sizeof(float));
-  const bool is_vector = in.gate == Sm90Gate::kVector, erases = in.erase != Sm90Erase::kNone;
+  const bool is_vector = kernel_gate(in) == Sm90Gate::kVector, erases = in.erase != Sm90Erase::kNone;
+  const bool is_independent = in.erase == Sm90Erase::kIndependent;
   Layout at = {};
   const auto take = [&at](size_t &offset, size_t bytes) {
     offset = at.total;
     at.total += aligned(bytes);
   };
-  take(at.solve, erases ? tiles * 2 * kTileBytes : 0);
+  take(at.solve, erases && !is_independent ? tiles * 2 * kTileBytes : 0);
   take(at.factors, tiles * (is_vector ? sizeof(VectorFactors) : sizeof(Factors)));
   take(at.scores, is_vector ? tiles * kTileBytes : 0);
   take(at.x_start, is_vector && erases ? tiles * 2 * kTileBytes : 0);
   take(at.q_start, is_vector ? tiles * 2 * kTileBytes : 0);
   take(at.k_end, is_vector ? tiles * 2 * kTileBytes : 0);
+  take(at.b_end, is_independent ? tiles * 2 * kTileBytes : 0);
   take(at.gate, makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * kKey * sizeof(float) : 0);
   take(at.summary, 2 * states);
   take(at.start, states);
@@ -127,13 +131,17 @@ const char *sm90_forward_refusal(const Sm90Forward &in) {
   } else if (in.erase == Sm90Erase::kShared && in.reads_before && in.gate == Sm90Gate::kVector) {
     return "the erase reads before the decay of a vector gate";
   }
+  if (in.erase == Sm90Erase::kIndependent && (in.gate == Sm90Gate::kScalar || !in.a || !in.b)) {
+    return "independent erase keys with a scalar gate";
+  }
   if (in.gate == Sm90Gate::kNone && in.erase == Sm90Erase::kNone && in.has_l2norm) {
     return "a norm without gate and erase, whose states hold to fp32";
   }
   for (const auto &[base, strides] : {std::pair<const void *, const Sm90Strides &>{in.p, in.p_strides},
-                                      {in.erase_gate, in.erase_gate_strides}, {in.write_gate, in.write_gate_strides}}) {
+                                      {in.erase_gate, in.erase_gate_strides}, {in.write_gate, in.write_gate_strides},
+                                      {in.a, in.a_strides}, {in.b, in.b_strides}}) {
     if (base && !box_strides(base, strides)) {
-      return "p, erase_gate or write_gate: start or an outer stride is no multiple of 16 bytes, or a stride is negative";
+      return "a, b, p, erase_gate or write_gate: start or an outer stride is no multiple of 16 bytes, or a stride is negative";
     }
   }
   const auto pairs = [](int64_t stride) { return stride % 2 == 0; };
@@ -154,8 +162,9 @@ const char *sm90_forward_refusal(const Sm90Forward &in) {
   if (repeats(in.q_strides, in.H) || repeats(in.k_strides, in.H) || repeats(in.v_strides, in.HV)) {
     return "q, k or v: a stride of 0";
   }
-  if ((in.p && repeats(in.p_strides, in.H)) || (in.write_gate && repeats(in.write_gate_strides, in.HV))) {
-    return "p or write_gate: a stride of 0";
+  if ((in.p && repeats(in.p_strides, in.H)) || (in.write_gate && repeats(in.write_gate_strides, in.HV)) ||
+      (in.a && (repeats(in.a_strides, in.H) || repeats(in.b_strides, in.H)))) {
+    return "a, b, p or write_gate: a stride of 0";
   }
   return nullptr;
 }
@@ -177,7 +186,7 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
                        in.cu_seqlens_64};
   const Tiles tiles = {base + at.solve,   reinterpret_cast<Factors *>(base + at.factors),
                        base + at.scores,  base + at.x_start,
-                       base + at.q_start, base + at.k_end,
+                       base + at.q_start, base + at.k_end,   base + at.b_end,
                        reinterpret_cast<VectorFactors *>(base + at.factors)};
 
   PrepArguments prep = {};
@@ -189,7 +198,11 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   if (status == cudaSuccess && in.p) status = encode(&scan.x, in.p, in.p_strides, in.H, in);
   if (status == cudaSuccess && in.write_gate) status = encode(&scan.x, in.write_gate, in.write_gate_strides, in.HV, in);
   if (status != cudaSuccess) return status;
-  prep.k = scan.k, prep.x = scan.x;
+  if (status == cudaSuccess && in.a) status = encode(&prep.x, in.a, in.a_strides, in.H, in);
+  if (status == cudaSuccess && in.b) status = encode(&prep.b, in.b, in.b_strides, in.H, in);
+  if (status != cudaSuccess) return status;
+  prep.q = scan.q, prep.k = scan.k;
+  if (in.p) prep.x = scan.x;
   prep.x_rows = static_cast<const __nv_bfloat16 *>(in.p ? in.p : in.erase_gate);
   prep.x_strides = in.p ? in.p_strides : in.erase_gate_strides;
   prep.has_l2norm = in.has_l2norm, prep.reads_before = in.reads_before;

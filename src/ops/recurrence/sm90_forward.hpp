@@ -8,7 +8,8 @@
 namespace fw {
 
 enum class Sm90Gate : int { kNone, kScalar, kVector };
-enum class Sm90Erase : int { kNone, kShared, kSeparate };  // shared: the erase key is k; separate: see p and erase_gate
+// Shared: the erase key is k; separate: see p and erase_gate; independent: a and b.
+enum class Sm90Erase : int { kNone, kShared, kSeparate, kIndependent };
 enum class Sm90Real : int { kFloat32, kBfloat16 };
 enum class Sm90Layout : int { kKeyValue, kValueKey };
 
@@ -40,6 +41,8 @@ struct Sm90Forward {
   Sm90Strides p_strides;
   const void *erase_gate, *write_gate;  // bf16; of a vector gate: erase key erase_gate * k, values write_gate * v, or null
   Sm90Strides erase_gate_strides, write_gate_strides;
+  const void *a, *b;  // bf16; independent erase keys, or null
+  Sm90Strides a_strides, b_strides;
   bool reads_before;    // the erase reads the state before the decay; no gate or a scalar gate
   bool has_l2norm;      // of rows of q, k and p
   const void *g, *beta;  // null where the row has none

@@ -24,7 +24,6 @@ const char *unsupported(const Problem &p) {
   if (p.direction != FW_FORWARD) return "the direction is not forward";
   if (p.form != FW_FORM_CHUNK) return "the form is not chunk";
   if (p.saved) return "saved is given";
-  if (p.erase == FW_ERASE_INDEPENDENT) return "the erase keys are independent";
   if (p.n_sub != 1 || p.has_normalizer) return "sub-steps or the normaliser are asked for";
   if (p.q.dtype != FW_BF16 || p.v.dtype != FW_BF16) return "the operands are not bf16";
   if (given(p.o) && p.o.dtype != FW_BF16) return "o is not bf16";
@@ -42,8 +41,8 @@ bool is_dense(const fw_tensor &t) {
   return true;
 }
 const char *unsupported_layout(const Problem &p) {
-  for (const fw_tensor *t : {&p.q, &p.k, &p.v, &p.o, &p.p, &p.erase_gate, &p.write_gate}) {
-    if (given(*t) && t->strides[3] != 1) return "the last dimension of q, k, v, o, p, erase_gate or write_gate is not dense";
+  for (const fw_tensor *t : {&p.q, &p.k, &p.v, &p.o, &p.a, &p.b, &p.p, &p.erase_gate, &p.write_gate}) {
+    if (given(*t) && t->strides[3] != 1) return "the last dimension of q, k, v, o, a, b, p, erase_gate or write_gate is not dense";
   }
   if (p.gate == FW_GATE_VECTOR && p.g.strides[3] != 1) return "the last dimension of g is not dense";
   for (const fw_tensor *t : {&p.initial_state, &p.final_state, &p.cu_seqlens}) {
@@ -75,11 +74,12 @@ Sm90Forward call_of(const Problem &p) {
   Sm90Forward c = {};
   c.gate = p.gate == FW_GATE_NONE ? Sm90Gate::kNone : p.gate == FW_GATE_SCALAR ? Sm90Gate::kScalar : Sm90Gate::kVector;
   const bool is_separate = given(p.p) || given(p.erase_gate) || given(p.write_gate);
-  c.erase = p.erase == FW_ERASE_NONE ? Sm90Erase::kNone : is_separate ? Sm90Erase::kSeparate : Sm90Erase::kShared;
+  c.erase = p.erase == FW_ERASE_NONE ? Sm90Erase::kNone : p.erase == FW_ERASE_INDEPENDENT ? Sm90Erase::kIndependent : is_separate ? Sm90Erase::kSeparate : Sm90Erase::kShared;
   c.reads_before = p.erase == FW_ERASE_SHARED_BEFORE;
   c.has_l2norm = p.has_l2norm;
   c.p = data_of(p.p), c.erase_gate = data_of(p.erase_gate), c.write_gate = data_of(p.write_gate);
   c.p_strides = strides_of(p.p);
+  c.a = data_of(p.a), c.b = data_of(p.b), c.a_strides = strides_of(p.a), c.b_strides = strides_of(p.b);
   c.erase_gate_strides = strides_of(p.erase_gate), c.write_gate_strides = strides_of(p.write_gate);
   c.activations = activations_of(p);
   c.B = p.B, c.T = p.T, c.H = p.H, c.HV = p.HV, c.K = p.K, c.V = p.V, c.N = p.N;

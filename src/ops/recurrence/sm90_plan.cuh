@@ -101,6 +101,7 @@ struct Tiles {
   unsigned char *x_start;  // the erase key times exp(G), two images of 64 keys
   unsigned char *q_start;  // scale * q exp(G)
   unsigned char *k_end;    // k exp(G_end - G)
+  unsigned char *b_end;    // of independent erase keys, with which all these are what sm90_prep_independent.cu says
   VectorFactors *vector_factors;
 };
 

@@ -206,6 +206,7 @@ cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_prep(const PrepArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  if (erase == Sm90Erase::kIndependent) return launch_prep_independent(in, stream);
   if (gate == Sm90Gate::kVector) return launch_prep_vector(in, erase, stream);
   if (erase == Sm90Erase::kSeparate) {
     if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kSeparate>(in, stream);

@@ -9,7 +9,7 @@
 namespace fw::sm90 {
 
 struct PrepArguments {
-  CUtensorMap k, x;  // x: a separate erase key
+  CUtensorMap q, k, x, b;  // x: a separate erase key, or a; b: of independent erase keys
   const __nv_bfloat16 *q_rows, *k_rows;
   const __nv_bfloat16 *x_rows;  // p, or of a vector gate the erase gate
   Sm90Strides q_strides, k_strides, x_strides;
@@ -43,6 +43,8 @@ __device__ __forceinline__ void zero_rows_outside(const PrepArguments &in, int s
 cudaError_t launch_gate(const PrepArguments &, float *out, cudaStream_t);
 
 cudaError_t launch_prep_vector(const PrepArguments &, Sm90Erase, cudaStream_t);
+
+cudaError_t launch_prep_independent(const PrepArguments &, cudaStream_t);
 
 cudaError_t launch_prep(const PrepArguments &, Sm90Gate, Sm90Erase, cudaStream_t);
 

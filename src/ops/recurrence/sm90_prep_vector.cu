@@ -100,6 +100,7 @@ __device__ __forceinline__ void load_rows(const PrepArguments &in, const Chunk &
     sides.q[r] = *reinterpret_cast<const uint32_t *>(q_first + uint64_t{row} * q_step);
     sides.k[r] = *reinterpret_cast<const uint32_t *>(k_first + uint64_t{row} * k_step);
   }
+  place_rows(sides.rows, pair);
   load_gates<Is>(in, chunk, hv, pair, block, sides.rows);
   make_decays<Is>(chunk, block, sides.rows);
 #pragma unroll

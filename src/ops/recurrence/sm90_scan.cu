@@ -17,6 +17,8 @@
 // One bf16 each for T, W and the V' of the outputs misses the error bound of o when q, k, v and the state have one sign
 // (2.0 to 2.5 times the yardstick, allowed 2.0; with two 1.4 to 1.7): errors of one row that the next rows would correct
 // stay to the end of the chunk.
+// With independent erase keys prep has made of them tiles W, B, K, Q and P (sm90_prep_independent.cu): X^T = S^T W^T, no
+// solve, S^T += X^T B + V^T K (8 x m64n128k16), O^T += V^T P^T (4 x m64n64k16).
 // Roles of the summary (what a segment does to any state): warpgroup 1 the same chain without outputs, from zero, giving
 // H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
 // Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
@@ -89,7 +91,7 @@ template <Sm90Gate kGate, Sm90Erase kErase, bool kValues, bool kOutputs>
 __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kGate, kErase> &shared,
                                           const Work &work, float (&s)[64], int thread) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  constexpr bool kSolve = kErase != Sm90Erase::kNone, kScalar = kGate == Sm90Gate::kScalar;
+  constexpr bool kSolve = kSolves<kErase>, kRead = kReads<kErase>, kScalar = kGate == Sm90Gate::kScalar;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4, part = lane / 8;
   // This lane's row of the 8x8 tiles of a [tokens][values] tile; + 2048 bytes for 16 tokens.
   const uint32_t corner = swizzled(8 * (part >> 1) + lane % 8, (16 * warp + 8 * (part & 1)) * 2);
@@ -120,6 +122,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
     const uint64_t x_sum = rows_along_sum(shared_address(kHasX<kGate, kErase> ? stage.x : stage.k));
     const uint64_t q_sum = rows_along_sum(shared_address(stage.q));
     const uint64_t k_free = rows_along_free(shared_address(kVector ? stage.k_end : stage.k), kTileBytes);
+    const uint64_t b_free = rows_along_free(shared_address(stage.b_end), kTileBytes);
     const uint64_t solve = rows_along_sum(shared_address(stage.solve));
     const uint64_t scores = rows_along_sum(shared_address(stage.scores));
     // The compiler follows sums in flight around the loop only up to a wait for all of them.
@@ -140,7 +143,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
     }
     float decay = 1.0f;
     if constexpr (kScalar) decay = factors.all[0];
-    if constexpr (kSolve) {
+    if constexpr (kRead) {
       hold(x);
       product_fence();
 #pragma unroll
@@ -228,7 +231,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       }
     }
     product_wait<0>();
-    if constexpr (kSolve) hold(x);
+    if constexpr (kRead) hold(x);
 
     // S^T += (V' exp(G_end - G))^T K
     hold(s);
@@ -242,11 +245,13 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
                                  : pack_bf16(rest[n] * low_bf16(v), rest[n + 1] * high_bf16(v));
       }
       if constexpr (kSolve) v = pack_bf16(x[e], x[e + 1]);
+      if constexpr (kRead && !kSolve) b[i / 4][i % 4] = pack_bf16(x[e], x[e + 1]);
     }
     product_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      multiply_n128_free(s, kScalar ? b[step] : a[step], advance(k_free, step * 2048), 1);
+      if (kValues || kSolve) multiply_n128_free(s, kScalar ? b[step] : a[step], advance(k_free, step * 2048), 1);
+      if (kRead && !kSolve) multiply_n128_free(s, b[step], advance(b_free, step * 2048), 1);
     }
     product_commit();
 
@@ -402,6 +407,8 @@ cudaError_t dispatch(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cu
   if (erase == Sm90Erase::kSeparate) {
     if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kSeparate, kSummary>(in, stream);
     if (gate == Sm90Gate::kVector) return launch<Sm90Gate::kVector, Sm90Erase::kSeparate, kSummary>(in, stream);
+  } else if (erase == Sm90Erase::kIndependent) {
+    return launch<Sm90Gate::kVector, Sm90Erase::kIndependent, kSummary>(in, stream);
   } else if (erase == Sm90Erase::kShared) {
     if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kShared, kSummary>(in, stream);
     if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kShared, kSummary>(in, stream);

@@ -16,6 +16,12 @@ constexpr bool kHasX = kErase == Sm90Erase::kSeparate && kGate != Sm90Gate::kVec
 template <Sm90Gate kGate, Sm90Erase kErase>
 constexpr bool kHasWriteGate = kErase == Sm90Erase::kSeparate && kGate == Sm90Gate::kVector;
 
+// Whether V' is T times what X left of V, and whether there is X at all: what the erase reads.
+template <Sm90Erase kErase>
+constexpr bool kSolves = kErase == Sm90Erase::kShared || kErase == Sm90Erase::kSeparate;
+template <Sm90Erase kErase>
+constexpr bool kReads = kErase != Sm90Erase::kNone;
+
 // How deep loads run ahead; with a vector gate or a tile of the erase key a third stage does not fit.
 template <Sm90Gate kGate, Sm90Erase kErase>
 constexpr int kStages = kGate == Sm90Gate::kVector || kErase == Sm90Erase::kSeparate ? 2 : 3;
@@ -27,9 +33,10 @@ struct __align__(1024) Stage {
   unsigned char q[2 * kTileBytes];
   unsigned char x[kHasX<kGate, kErase> ? 2 * kTileBytes : 0];
   unsigned char k_end[kVector ? 2 * kTileBytes : 0];  // k exp(G_end - G)
+  unsigned char b_end[kErase == Sm90Erase::kIndependent ? 2 * kTileBytes : 0];
   unsigned char v[kTileBytes];
   unsigned char write_gate[kHasWriteGate<kGate, kErase> ? kTileBytes : 0];
-  unsigned char solve[kTileBytes], solve_low[kTileBytes];
+  unsigned char solve[kSolves<kErase> ? kTileBytes : 0], solve_low[kSolves<kErase> ? kTileBytes : 0];
   unsigned char scores[kTileBytes];
 };
 
@@ -66,11 +73,12 @@ __device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_do
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate, kErase> &shared,
                                             const Work &work, int lane) {
-  constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase != Sm90Erase::kNone;
+  constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kSolves<kErase>;
+  constexpr bool kIndependent = kErase == Sm90Erase::kIndependent;
   constexpr bool kX = kHasX<kGate, kErase>, kWriteGate = kHasWriteGate<kGate, kErase>;
-  constexpr bool kKeys = kSolve || !kVector, kFactors = kSolve || kGate != Sm90Gate::kNone;
+  constexpr bool kKeys = kReads<kErase> || !kVector, kFactors = kReads<kErase> || kGate != Sm90Gate::kNone;
   constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary) +
-                              kX * 2 + kWriteGate;
+                              kX * 2 + kWriteGate + kIndependent * 2;
   constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
@@ -89,11 +97,12 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
         const auto both = [&](unsigned char *to, const unsigned char *from) {
           load_bytes_to(shared_address(to) + half, from + 2 * image + half, kTileBytes, barrier, 3);
         };
-        if constexpr (kSolve) both(stage.k, in.tiles.x_start);
+        if constexpr (kKeys) both(stage.k, in.tiles.x_start);
         load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
         if constexpr (kWriteGate) load_box(shared_address(stage.write_gate), &in.x, barrier, 64 * rank, work.hv, row, work.batch);
         load_bytes(factors, in.tiles.vector_factors + index, sizeof(VectorFactors), barrier);
         both(stage.k_end, in.tiles.k_end);
+        if constexpr (kIndependent) both(stage.b_end, in.tiles.b_end);
         if constexpr (!kSummary) {
           both(stage.q, in.tiles.q_start);
           load_bytes_to(shared_address(stage.scores) + part, in.tiles.scores + image + part, kTileBytes / 2, barrier, 3);
