@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by ./run, ./test and .ci/run: finds what they need, installs what is missing (apt, as root), or says the one
 # command that does. Everything it prints goes to stderr.
-#   need GROUP...   groups: build, test, clang, emulation. Sets CMAKE and, when they are not the defaults, CC and CXX.
+#   need GROUP...   groups: build, test, clang, emulation, arm. Sets CMAKE and, when they are not the defaults, CC and CXX.
 
 fw_say() { printf '%s\n' "$*" >&2; }
 fw_have() { command -v "$1" >/dev/null 2>&1; }
@@ -96,6 +96,11 @@ need() {
         ;;
       emulation)
         fw_have qemu-x86_64 || missing+=(qemu-user)
+        ;;
+      arm)
+        fw_have aarch64-linux-gnu-g++ || missing+=(g++-aarch64-linux-gnu)
+        fw_have qemu-aarch64 || missing+=(qemu-user)
+        [ -e /usr/src/googletest/googletest ] || missing+=(googletest)
         ;;
     esac
   done

@@ -22,6 +22,8 @@ inline __attribute__((always_inline)) void sum_lanes_4(Vec w, Vec x, Vec y, Vec 
 #if defined(__AVX2__)
   const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+#elif defined(__aarch64__)
+  vst1q_f32(to, vpaddq_f32(vpaddq_f32((float32x4_t)w, (float32x4_t)x), vpaddq_f32((float32x4_t)y, (float32x4_t)z)));
 #else
   to[0] = (w[0] + w[1]) + (w[2] + w[3]);
   to[1] = (x[0] + x[1]) + (x[2] + x[3]);
@@ -50,6 +52,8 @@ struct AsBf16 {
                                   16);
 #elif defined(__AVX2__)
     return (Vec)widen_bf16_8(p);
+#elif defined(__aarch64__)
+    return (Vec)vshll_n_u16(vld1_u16(p), 16);
 #else
     return (Vec)(__builtin_convertvector(*reinterpret_cast<const UnalignedHalfBits *>(p), IntVec) << 16);
 #endif
@@ -64,6 +68,8 @@ struct AsF16 {
     return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 #elif defined(__AVX2__)
     return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+#elif defined(__aarch64__)
+    return (Vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
     Vec x;
     for (int i = 0; i < kLanes; ++i) x[i] = f16_to_f32(p[i]);
@@ -82,7 +88,7 @@ FW_NOINLINE Vec widen_tail(const typename W::Stored *p, int64_t n) {
 
 // Rows of w beside each other for `rows` rows of x: the accumulators and a row of each side fit the registers.
 constexpr int cols_of(int rows) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)  // 32 registers
   return rows == 4 ? 6 : 8;
 #else
   return rows == 4 ? 3 : rows == 3 ? 4 : rows == 2 ? 6 : 8;

@@ -12,6 +12,8 @@ namespace fw::FW_LEVEL {
 
 #if defined(__AVX512F__)
 constexpr int kTileRows = 12, kTileVecs = 2;
+#elif defined(__aarch64__)
+constexpr int kTileRows = 8, kTileVecs = 2;
 #else
 constexpr int kTileRows = 6, kTileVecs = 2;
 #endif

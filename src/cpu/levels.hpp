@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Instruction-set levels. A file named *.isa.cpp is compiled once a level, everything in it inside namespace
-// fw::FW_LEVEL (baseline, avx2, avx512), and exports one table of functions a level; nothing in such a file may be an
+// fw::FW_LEVEL (baseline, avx2, avx512; baseline is NEON on aarch64, where every processor has it), and exports one table of functions a level; nothing in such a file may be an
 // inline function or template of the standard library, since the linker would keep a single copy of it.
 #pragma once
 #include <stdint.h>

@@ -28,6 +28,10 @@ FW_NOINLINE inline void load_row(const void *data, fw_dtype dtype, int64_t offse
     if (stride == 1) {
       for (; i + 8 <= n; i += 8) _mm256_storeu_ps(to + i, widen_bf16_8(from + i));
     }
+#elif defined(__aarch64__)
+    if (stride == 1) {
+      for (; i + 4 <= n; i += 4) vst1q_f32(to + i, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from + i), 16)));
+    }
 #endif
     for (; i < n; ++i) to[i] = bf16_to_f32(from[i * stride]);
   } else {
@@ -38,6 +42,10 @@ FW_NOINLINE inline void load_row(const void *data, fw_dtype dtype, int64_t offse
       for (; i + 8 <= n; i += 8) {
         _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i))));
       }
+    }
+#elif defined(__aarch64__)
+    if (stride == 1) {
+      for (; i + 4 <= n; i += 4) vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + i))));
     }
 #endif
     for (; i < n; ++i) to[i] = f16_to_f32(from[i * stride]);
@@ -66,6 +74,10 @@ FW_NOINLINE inline void store_row(void *data, fw_dtype dtype, int64_t offset, in
         const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         _mm_storeu_si128(reinterpret_cast<__m128i *>(to + i), half);
       }
+    }
+#elif defined(__aarch64__)
+    if (stride == 1) {
+      for (; i + 4 <= n; i += 4) vst1_u16(to + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from + i))));
     }
 #endif
     for (; i < n; ++i) to[i * stride] = f32_to_f16(from[i]);
