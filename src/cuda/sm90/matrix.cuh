@@ -6,12 +6,9 @@
 #include <cuda_bf16.h>
 #include <stdint.h>
 
-namespace fw::sm90 {
+#include "cuda/sm90/layout.cuh"
 
-// Byte offset in a tile of 128-byte rows that starts at a multiple of 1024.
-__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t byte) {
-  return row * 128 + (byte ^ ((row & 7) << 4));
-}
+namespace fw::sm90 {
 
 // Lane l gives the address of row l % 8 of tile l / 8. The transposed form gives thread (g, t) rows 2t, 2t+1 of column g.
 __device__ __forceinline__ void load_tiles_transposed(uint32_t (&tile)[4], uint32_t address) {
@@ -46,9 +43,6 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-
-__device__ __forceinline__ float low_bf16(uint32_t packed) { return __uint_as_float(packed << 16); }
-__device__ __forceinline__ float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
 
 __device__ __forceinline__ uint32_t to_tf32(float value) {
   uint32_t rounded;

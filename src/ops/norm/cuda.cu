@@ -10,6 +10,7 @@
 #include "core/ledger.hpp"
 #include "cuda/activation.cuh"
 #include "cuda/candidate.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/rows.cuh"
 #include "cuda/sum_blocks.hpp"
@@ -156,11 +157,10 @@ template <int kWarpsATeam>
 __global__ void __launch_bounds__(kThreads) backward_rows(const __grid_constant__ Problem p, int64_t rows_a_block, float *partials,
                                                           bool is_in_shared) {
   using T = Team<kWarpsATeam>;
-  extern __shared__ float shared_sums[];
   const int64_t n = p.plan.length, begin = blockIdx.x * rows_a_block;
   const int64_t end = p.plan.n_rows - begin < rows_a_block ? p.plan.n_rows : begin + rows_a_block;
   float *partial = partials ? partials + (static_cast<int64_t>(blockIdx.x) * T::kCount + T::index()) * n : nullptr;
-  float *sums = partial && is_in_shared ? shared_sums + T::index() * n : partial;
+  float *sums = partial && is_in_shared ? cuda::dynamic_shared<float>() + T::index() * n : partial;
   for (int64_t i = 4 * T::lane(); sums && i < n; i += 4 * T::kSize) {
     for (int64_t j = i; j < i + 4 && j < n; ++j) sums[j] = 0.0f;
   }
@@ -180,14 +180,13 @@ __global__ void __launch_bounds__(kThreads) backward_rows(const __grid_constant_
 template <int kWarpsATeam>
 void launch_forward(const Problem &p) {
   const uint32_t grid = cuda::grid_of(p.plan.n_rows, kWarps / kWarpsATeam);
-  forward_rows<kWarpsATeam><<<grid, kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p);
+  cuda::launch({grid, kThreads, 0, static_cast<cudaStream_t>(p.stream)}, forward_rows<kWarpsATeam>, p);
 }
 template <int kWarpsATeam>
 void launch_backward(const Problem &p, const cuda::SumBlocks &blocks, float *partials) {
   const bool is_in_shared = partials && sum_bytes(p) <= kSharedBytes;
   const int shared = is_in_shared ? static_cast<int>(sum_bytes(p)) : 0;
-  backward_rows<kWarpsATeam><<<static_cast<uint32_t>(blocks.n), kThreads, shared, static_cast<cudaStream_t>(p.stream)>>>(
-      p, blocks.rows, partials, is_in_shared);
+  cuda::launch({static_cast<uint32_t>(blocks.n), kThreads, shared, static_cast<cudaStream_t>(p.stream)}, backward_rows<kWarpsATeam>, p, blocks.rows, partials, is_in_shared);
 }
 
 float *lay_out(Ledger &ledger, const Problem &p, const cuda::SumBlocks &blocks) {

@@ -8,6 +8,7 @@
 //   4. T leaves as a swizzled bf16 image by bulk store, the factors of tokens as floats.
 // Shared memory: k 16384, then L 18432 in its place, image of T 8192 (no gate: two), factors and beta 2384 bytes.
 // Handing over: one mbarrier for the loads; __syncthreads between the numbered steps.
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
@@ -37,9 +38,8 @@ struct __align__(1024) PrepShared {
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 __global__ void __launch_bounds__(128, kGate == Sm90Gate::kNone ? 6 : 7) prep_kernel(const __grid_constant__ PrepArguments in) {
-  extern __shared__ __align__(1024) unsigned char raw[];
   constexpr bool kSplit = kGate == Sm90Gate::kNone;  // T as two bf16
-  auto &shared = *reinterpret_cast<PrepShared<kSplit> *>(raw);
+  auto &shared = *cuda::dynamic_shared<PrepShared<kSplit>>();
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int slot = blockIdx.x, hv = blockIdx.y, h = hv / (in.shape.HV / in.shape.H);
   const uint32_t loaded = shared_address(&shared.loaded);
@@ -160,12 +160,8 @@ __global__ void __launch_bounds__(128, kGate == Sm90Gate::kNone ? 6 : 7) prep_ke
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
-  auto kernel = prep_kernel<kGate, kErase>;
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PrepShared<kGate == Sm90Gate::kNone>));
-  if (status != cudaSuccess) return status;
-  kernel<<<dim3(in.shape.slots, in.shape.HV), 128, sizeof(PrepShared<kGate == Sm90Gate::kNone>), stream>>>(in);
-  return cudaGetLastError();
+  return cuda::launch({dim3(in.shape.slots, in.shape.HV), 128, sizeof(PrepShared<kGate == Sm90Gate::kNone>), stream},
+                      prep_kernel<kGate, kErase>, in);
 }
 
 }  // namespace

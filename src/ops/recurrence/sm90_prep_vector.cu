@@ -17,9 +17,11 @@
 //   4. T = (I + L)^-1 by warps 0-3 (sm90_inverse.cuh); bulk stores.
 // Shared memory: tiles k (then T), q, right 3 x 16384, P 8192, L 18432, totals 2048, beta 256, diagonal 512, factors 896.
 // Handing over: __syncthreads before and after a phase's products, and between the numbered steps.
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
+#include "cuda/sm90/scalar.cuh"
 #include "ops/recurrence/sm90_gates.cuh"
 #include "ops/recurrence/sm90_inverse.cuh"
 #include "ops/recurrence/sm90_prep.cuh"
@@ -52,7 +54,7 @@ struct Rows {
 __device__ __forceinline__ void forget(Rows &rows) {
 #pragma unroll
   for (int r = 0; r < 16; ++r) {
-    asm volatile("" : "+r"(rows.q[r]), "+r"(rows.k[r]), "+f"(rows.decay[r].x), "+f"(rows.decay[r].y));
+    hold(rows.q[r]), hold(rows.k[r]), hold(rows.decay[r].x), hold(rows.decay[r].y);
   }
 }
 
@@ -159,9 +161,7 @@ __device__ __forceinline__ void store_level(const Rows &rows, VectorShared &shar
 }
 
 __device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return fminf(y, 6e34f);  // e^80; reached only by gates below the declared bound
+  return fminf(one_over(x), 6e34f);  // e^80; reached only by gates below the declared bound
 }
 
 // Both sides of the products inside a block of gates with a declared bound.
@@ -293,8 +293,7 @@ __device__ __forceinline__ void run_blocks(Rows &rows, VectorShared &shared, flo
 
 template <Sm90Erase kErase, bool kWide, bool kBounded>
 __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_constant__ PrepArguments in) {
-  extern __shared__ __align__(1024) unsigned char raw[];
-  VectorShared &shared = *reinterpret_cast<VectorShared *>(raw);
+  VectorShared &shared = *cuda::dynamic_shared<VectorShared>();
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int pair = thread % 64, block = thread / 64, slot = blockIdx.x, hv = blockIdx.y;
   const Chunk chunk = chunk_of(in.shape, slot);
@@ -389,12 +388,8 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
 
 template <Sm90Erase kErase, bool kWide, bool kBounded>
 cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
-  auto kernel = prep_vector_kernel<kErase, kWide, kBounded>;
-  constexpr int kBytes = sizeof(VectorShared);
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  kernel<<<dim3(in.shape.slots, in.shape.HV), 256, kBytes, stream>>>(in);
-  return cudaGetLastError();
+  return cuda::launch({dim3(in.shape.slots, in.shape.HV), 256, sizeof(VectorShared), stream},
+                      prep_vector_kernel<kErase, kWide, kBounded>, in);
 }
 
 template <Sm90Erase kErase, bool kWide>

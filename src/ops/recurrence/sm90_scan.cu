@@ -21,6 +21,7 @@
 // Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
 // tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
 // Shared memory a stage: k 16384, q 16384, v 8192, T 8192, P 8192, factors 2128; staging of o 8192; 3 stages: 187552.
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
@@ -290,8 +291,7 @@ constexpr int threads_of(Sm90Gate gate, bool summary) {
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  extern __shared__ __align__(1024) unsigned char raw[];
-  auto &shared = *reinterpret_cast<ScanShared<kGate> *>(raw);
+  auto &shared = *cuda::dynamic_shared<ScanShared<kGate>>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -362,24 +362,10 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
 
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 cudaError_t launch(const ScanArguments &in, cudaStream_t stream) {
-  auto kernel = scan_kernel<kGate, kErase, kSummary>;
   constexpr int kBytes = sizeof(ScanShared<kGate>);
   static_assert(kBytes <= 232448);
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(in.shape.N) * in.shape.HV * (kSummary ? in.segments - 1 : in.segments) * 2);
-  config.blockDim = dim3(threads_of(kGate, kSummary));
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {2, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel, in);
+  const dim3 grid(static_cast<unsigned>(in.shape.N) * in.shape.HV * (kSummary ? in.segments - 1 : in.segments) * 2);
+  return cuda::launch({grid, threads_of(kGate, kSummary), kBytes, stream, 2, true}, scan_kernel<kGate, kErase, kSummary>, in);
 }
 
 template <bool kSummary>

@@ -13,6 +13,7 @@
 #include "core/ledger.hpp"
 #include "cuda/activation.cuh"
 #include "cuda/candidate.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/rows.cuh"
 #include "cuda/sum_blocks.hpp"
@@ -319,35 +320,35 @@ void launch_convolution(const Problem &p, float *dz) {
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
   const uint32_t grid = cuda::grid_of(items, kThreads);
   if (p.W <= kShort) {
-    convolve_rows<true><<<grid, kThreads, 0, stream>>>(p, dz);
+    cuda::launch({grid, kThreads, 0, stream}, convolve_rows<true>, p, dz);
   } else {
-    convolve_rows<false><<<grid, kThreads, 0, stream>>>(p, dz);
+    cuda::launch({grid, kThreads, 0, stream}, convolve_rows<false>, p, dz);
   }
 }
 
 void launch_states(const Problem &p, const fw_tensor &t, const float *dz) {
   if (!given(t) || numel(t) == 0) return;
-  write_states<<<cuda::grid_of(numel(t), kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, t, dz);
+  cuda::launch({cuda::grid_of(numel(t), kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, write_states, p, t, dz);
 }
 
 void run_step(const Problem &p) {
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
   const bool is_packed = given(p.cu_seqlens) && n_rows(p) > 0;
-  if (p.N > 0 && p.D > 0 && p.T > 0) step_sequences<<<cuda::grid_of(p.N * p.D, kThreads), kThreads, 0, stream>>>(p);
-  if (is_packed) clear_rows<<<cuda::grid_of(p.T * p.D, kThreads), kThreads, 0, stream>>>(p);
+  if (p.N > 0 && p.D > 0 && p.T > 0) cuda::launch({cuda::grid_of(p.N * p.D, kThreads), kThreads, 0, stream}, step_sequences, p);
+  if (is_packed) cuda::launch({cuda::grid_of(p.T * p.D, kThreads), kThreads, 0, stream}, clear_rows, p);
 }
 
 void run_backward(const Problem &p, const Buffers &b) {
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
   const float *dz = given(p.dy) ? b.dz : nullptr;  // nullptr: zeros
   if (dz) launch_convolution(p, b.dz);
-  if (given(p.dx) && n_rows(p) > 0) gradient_rows<<<cuda::grid_of(numel(p.x), kThreads), kThreads, 0, stream>>>(p, dz);
+  if (given(p.dx) && n_rows(p) > 0) cuda::launch({cuda::grid_of(numel(p.x), kThreads), kThreads, 0, stream}, gradient_rows, p, dz);
   launch_states(p, p.d_initial_state, dz);
   if (!given(p.dweight) && !given(p.dbias)) return;
   const int64_t blocks = dz ? b.sums.blocks : 0;
   if (blocks > 0) {
     const int64_t items = blocks * ceil_div(p.D, kColumns) * ceil_div(p.W + 1, 4);
-    sum_weights<<<cuda::grid_of(items, 1), 32 * kWarps, 0, stream>>>(p, dz, b.sums);
+    cuda::launch({cuda::grid_of(items, 1), 32 * kWarps, 0, stream}, sum_weights, p, dz, b.sums);
   }
   const fw_tensor &w = p.dweight;
   const int64_t pitch = (p.W + 1) * p.D;
