@@ -4,6 +4,7 @@
 #include "cuda/sum_blocks.hpp"
 
 #include "cuda/element.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 
 namespace fw::cuda {
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kSums *kParts) sum_blocks(const float *partial
 
 void launch_sum_blocks(void *stream, const float *partials, int64_t n_blocks, int64_t pitch, const SumTarget &to) {
   if (to.n == 0) return;
-  sum_blocks<<<grid_of(to.n, kSums), kSums * kParts, 0, static_cast<cudaStream_t>(stream)>>>(partials, n_blocks, pitch, to);
+  cuda::launch({grid_of(to.n, kSums), kSums * kParts, 0, static_cast<cudaStream_t>(stream)}, sum_blocks, partials, n_blocks, pitch, to);
 }
 
 }  // namespace fw::cuda

@@ -5,6 +5,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "cuda/sm90/layout.cuh"
+
 namespace fw::sm90 {
 
 __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
@@ -84,19 +86,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
-
-// A ring of `kStages` slots: which slot, and the parity of its current phase.
-template <int kStages>
-struct Ring {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++slot == kStages) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // ---- groups of threads ----
 

@@ -4,15 +4,11 @@
 // With g = lane / 4 and t = lane % 4, a thread's part of an 8x8 tile is row g, columns 2t and 2t+1.
 #pragma once
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <stdint.h>
 
-namespace fw::sm90 {
+#include "cuda/sm90/layout.cuh"
 
-// Byte offset in a tile of 128-byte rows that starts at a multiple of 1024.
-__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t byte) {
-  return row * 128 + (byte ^ ((row & 7) << 4));
-}
+namespace fw::sm90 {
 
 // Lane l gives the address of row l % 8 of tile l / 8. The transposed form gives thread (g, t) rows 2t, 2t+1 of column g.
 __device__ __forceinline__ void load_tiles_transposed(uint32_t (&tile)[4], uint32_t address) {
@@ -48,17 +44,12 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-__device__ __forceinline__ float low_bf16(uint32_t packed) { return __uint_as_float(packed << 16); }
-__device__ __forceinline__ float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
-
 // The same in fp16.
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t *>(&pair);
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
 }
-
-__device__ __forceinline__ float low_f16(uint32_t packed) { return __low2float(*reinterpret_cast<const __half2 *>(&packed)); }
-__device__ __forceinline__ float high_f16(uint32_t packed) { return __high2float(*reinterpret_cast<const __half2 *>(&packed)); }
 
 __device__ __forceinline__ uint32_t to_tf32(float value) {
   uint32_t rounded;

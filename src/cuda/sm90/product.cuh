@@ -8,22 +8,9 @@
 #pragma once
 #include <stdint.h>
 
+#include "cuda/sm90/layout.cuh"
+
 namespace fw::sm90 {
-
-// Rows of 128 bytes along the summed index (64 elements), 8 rows each 1024 bytes; `address` steps 32 bytes for 16 elements.
-__device__ __forceinline__ uint64_t rows_along_sum(uint32_t address) {
-  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 16) | ((address & 0x3ffff) >> 4);
-}
-
-// Rows of 128 bytes along the second operand's free index (64 elements); blocks of 64 are `block_bytes` apart;
-// `address` steps 2048 bytes for 16 rows of the summed index.
-__device__ __forceinline__ uint64_t rows_along_free(uint32_t address, uint32_t block_bytes) {
-  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (static_cast<uint64_t>(block_bytes >> 4) << 16) |
-         ((address & 0x3ffff) >> 4);
-}
-
-// The same operand `bytes` (a multiple of 16) further on.
-__device__ __forceinline__ uint64_t advance(uint64_t operand, uint32_t bytes) { return operand + (bytes >> 4); }
 
 __device__ __forceinline__ void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

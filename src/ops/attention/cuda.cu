@@ -14,6 +14,7 @@
 
 #include "core/ledger.hpp"
 #include "cuda/candidate.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/rows.cuh"
 #include "ops/attention/problem.hpp"
@@ -355,16 +356,16 @@ Buffers lay_out(Ledger &ledger, const Problem &p) {
 void run_backward(const Problem &p, const Buffers &b, int64_t width) {
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
   const int64_t queries = p.rows() * p.HQ, keys = p.rows() * p.HK;
-  statistics<<<cuda::grid_of(queries, kWarps), kThreads, 0, stream>>>(p, b);
+  cuda::launch({cuda::grid_of(queries, kWarps), kThreads, 0, stream}, statistics, p, b);
   if (given(p.dq)) {
-    query_gradients<<<cuda::grid_of(queries * ceil_div(p.D, kPart), kWarps), kThreads, 0, stream>>>(p, b);
-    turn_back<<<cuda::grid_of(queries * width, kThreads), kThreads, 0, stream>>>(p, p.dq, b.dq, static_cast<float>(p.scale));
+    cuda::launch({cuda::grid_of(queries * ceil_div(p.D, kPart), kWarps), kThreads, 0, stream}, query_gradients, p, b);
+    cuda::launch({cuda::grid_of(queries * width, kThreads), kThreads, 0, stream}, turn_back, p, p.dq, b.dq, static_cast<float>(p.scale));
   }
   if (given(p.dk)) {
-    key_gradients<<<cuda::grid_of(keys * ceil_div(p.D, kPart), kWarps), kThreads, 0, stream>>>(p, b, true);
-    turn_back<<<cuda::grid_of(keys * width, kThreads), kThreads, 0, stream>>>(p, p.dk, b.dk, 1.0f);
+    cuda::launch({cuda::grid_of(keys * ceil_div(p.D, kPart), kWarps), kThreads, 0, stream}, key_gradients, p, b, true);
+    cuda::launch({cuda::grid_of(keys * width, kThreads), kThreads, 0, stream}, turn_back, p, p.dk, b.dk, 1.0f);
   }
-  if (given(p.dv)) key_gradients<<<cuda::grid_of(keys * ceil_div(p.DV, kPart), kWarps), kThreads, 0, stream>>>(p, b, false);
+  if (given(p.dv)) cuda::launch({cuda::grid_of(keys * ceil_div(p.DV, kPart), kWarps), kThreads, 0, stream}, key_gradients, p, b, false);
 }
 
 }  // namespace
@@ -396,15 +397,15 @@ fw_status CudaPath::run(fw_context &, const Problem &p, void *memory) {
   const Buffers b = lay_out(ledger, p);
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
   const int64_t width = p.theta > 0 ? p.D / 2 : p.D;
-  turn<<<cuda::grid_of(p.rows() * (p.HQ + p.HK) * width, kThreads), kThreads, 0, stream>>>(p, b);
+  cuda::launch({cuda::grid_of(p.rows() * (p.HQ + p.HK) * width, kThreads), kThreads, 0, stream}, turn, p, b);
   if (p.direction == FW_BACKWARD) {
     run_backward(p, b, width);
   } else {
-    forward_rows<<<cuda::grid_of(p.rows() * p.HQ * ceil_div(p.DV, kPart), kWarps), kThreads, 0, stream>>>(p, b);
+    cuda::launch({cuda::grid_of(p.rows() * p.HQ * ceil_div(p.DV, kPart), kWarps), kThreads, 0, stream}, forward_rows, p, b);
   }
   if (p.direction == FW_STEP) {
     const int64_t widest = p.D > p.DV ? p.D : p.DV;
-    store_caches<<<cuda::grid_of(p.rows() * p.HK * widest, kThreads), kThreads, 0, stream>>>(p, b.k);
+    cuda::launch({cuda::grid_of(p.rows() * p.HK * widest, kThreads), kThreads, 0, stream}, store_caches, p, b.k);
   }
   return cuda::check_launches(Op::kName, "cuda");
 }

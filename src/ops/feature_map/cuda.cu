@@ -2,6 +2,7 @@
 // Feature maps on CUDA, forward and backward. Plan: a thread takes four neighbouring elements of a row at a time. No scratch.
 #include "cuda/activation.cuh"
 #include "cuda/candidate.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/rows.cuh"
 #include "ops/feature_map/problem.hpp"
@@ -76,7 +77,7 @@ fw_status CudaPath::run(fw_context &, const Problem &p, void *) {
   FW_TRY(cuda::check_places(FeatureMap::kName, operands, 4, nullptr));
   const int64_t quads = p.plan.n_rows * ceil_div(p.plan.length, 4);
   if (quads > 0 && (p.direction == FW_FORWARD || given(p.dx))) {
-    map_rows<<<cuda::grid_of(quads, kThreads * kTogether), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p);
+    cuda::launch({cuda::grid_of(quads, kThreads * kTogether), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, map_rows, p);
   }
   return cuda::check_launches(FeatureMap::kName, "cuda");
 }

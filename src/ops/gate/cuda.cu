@@ -8,6 +8,7 @@
 #include "core/ledger.hpp"
 #include "cuda/activation.cuh"
 #include "cuda/candidate.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/rows.cuh"
 #include "cuda/sum_blocks.hpp"
@@ -123,7 +124,7 @@ void run_backward(const Problem &p, Sums sums) {
   if (!given(p.d_a_log)) sums.a_log = nullptr;
   if (!given(p.d_dt_bias)) sums.dt_bias = nullptr;
   const int64_t items = sums.blocks * p.n_groups * sums.chunks;
-  if (items > 0) backward_blocks<<<cuda::grid_of(items, 1), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, sums);
+  if (items > 0) cuda::launch({cuda::grid_of(items, 1), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, backward_blocks, p, sums);
   if (given(p.d_a_log)) {
     const int64_t width = p.a_width(), parts = p.has_vectors ? sums.chunks : 1;
     cuda::launch_sum_blocks(p.stream, sums.a_log, sums.blocks * parts, width, {p.d_a_log, width, width, 0, p.d_a_log.strides[0]});
@@ -152,7 +153,7 @@ fw_status CudaPath::run(fw_context &, const Problem &p, void *memory) {
     Ledger ledger(memory);
     run_backward(p, lay_out(ledger, p));
   } else if (items > 0) {
-    forward_elements<<<cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p);
+    cuda::launch({cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, forward_elements, p);
   }
   return cuda::check_launches(GateActivation::kName, "cuda");
 }

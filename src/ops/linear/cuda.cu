@@ -6,6 +6,7 @@
 // element depends on its row and its column alone. No scratch.
 #include "cuda/candidate.hpp"
 #include "cuda/element.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "ops/linear/problem.hpp"
 
@@ -95,7 +96,7 @@ void launch(const Problem &p, const Side &left, const Side &right, int64_t depth
   const int64_t tiles = left.n == 0 || right.n == 0 ? 0 : ceil_div(left.n, kTile) * ceil_div(right.n, kTile);
   if (!given(to) || tiles == 0) return;
   const Product product = {left, right, depth, bias, to.data, to.dtype, to.strides[0], to.ndim == 2 ? to.strides[1] : 0};
-  multiply<<<cuda::grid_of(tiles, 1), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(product);
+  cuda::launch({cuda::grid_of(tiles, 1), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, multiply, product);
 }
 
 }  // namespace

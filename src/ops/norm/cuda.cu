@@ -10,6 +10,7 @@
 #include "core/ledger.hpp"
 #include "cuda/activation.cuh"
 #include "cuda/candidate.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/rows.cuh"
 #include "cuda/sum_blocks.hpp"
@@ -276,11 +277,10 @@ template <int kWarpsATeam, int kHeld>
 __global__ void __launch_bounds__(kThreads, 2) backward_rows(const __grid_constant__ Problem p, int64_t rows_a_block, float *partials,
                                                           bool is_in_shared) {
   using T = Team<kWarpsATeam>;
-  extern __shared__ float shared_sums[];
   const int64_t n = p.plan.length, begin = blockIdx.x * rows_a_block;
   const int64_t end = p.plan.n_rows - begin < rows_a_block ? p.plan.n_rows : begin + rows_a_block;
   float *partial = partials ? partials + (static_cast<int64_t>(blockIdx.x) * T::kCount + T::index()) * n : nullptr;
-  float *sums = partial && is_in_shared ? shared_sums + T::index() * n : partial;
+  float *sums = partial && is_in_shared ? cuda::dynamic_shared<float>() + T::index() * n : partial;
   for (int64_t i = 4 * T::lane(); sums && i < n; i += 4 * T::kSize) {
     for (int64_t j = i; j < i + 4 && j < n; ++j) sums[j] = 0.0f;
   }
@@ -305,21 +305,20 @@ void launch_forward(const Problem &p) {
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
   const int64_t n = p.plan.length, rows = p.plan.n_rows;
   if (n <= 128) {
-    forward_held_rows<1, 1, 4><<<cuda::grid_of(rows, 4 * kWarps), kThreads, 0, stream>>>(p);
+    cuda::launch({cuda::grid_of(rows, 4 * kWarps), kThreads, 0, stream}, forward_held_rows<1, 1, 4>, p);
   } else if (n <= kWarpLength) {
-    forward_held_rows<1, 4, 1><<<cuda::grid_of(rows, kWarps), kThreads, 0, stream>>>(p);
+    cuda::launch({cuda::grid_of(rows, kWarps), kThreads, 0, stream}, forward_held_rows<1, 4, 1>, p);
   } else if (n <= kHeldLength) {
-    forward_held_rows<kWarps, 4, 1><<<cuda::grid_of(rows, 1), kThreads, 0, stream>>>(p);
+    cuda::launch({cuda::grid_of(rows, 1), kThreads, 0, stream}, forward_held_rows<kWarps, 4, 1>, p);
   } else {
-    forward_long_rows<kWarps><<<cuda::grid_of(rows, 1), kThreads, 0, stream>>>(p);
+    cuda::launch({cuda::grid_of(rows, 1), kThreads, 0, stream}, forward_long_rows<kWarps>, p);
   }
 }
 template <int kWarpsATeam, int kHeld>
 void launch_backward(const Problem &p, const cuda::SumBlocks &blocks, float *partials) {
   const bool is_in_shared = partials && sum_bytes(p) <= kSharedBytes;
   const int shared = is_in_shared ? static_cast<int>(sum_bytes(p)) : 0;
-  backward_rows<kWarpsATeam, kHeld><<<static_cast<uint32_t>(blocks.n), kThreads, shared, static_cast<cudaStream_t>(p.stream)>>>(
-      p, blocks.rows, partials, is_in_shared);
+  cuda::launch({static_cast<uint32_t>(blocks.n), kThreads, shared, static_cast<cudaStream_t>(p.stream)}, backward_rows<kWarpsATeam, kHeld>, p, blocks.rows, partials, is_in_shared);
 }
 
 float *lay_out(Ledger &ledger, const Problem &p, const cuda::SumBlocks &blocks) {

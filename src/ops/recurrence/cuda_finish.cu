@@ -6,6 +6,7 @@
 // sums up in shared memory (7 rows of K floats a warp, 14 KB at K = V = 128), so no barrier is needed. finish_gates, a block of
 // 8 warps a (64 tokens, value head), whose warps sum the parameters' gradients of their tokens and add them up through shared
 // memory in the order of the warps; sum_gates adds the blocks' sums in their order, a block a value head.
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_rows.cuh"
@@ -105,8 +106,7 @@ __device__ __noinline__ void clear_keys(const Problem &p, int64_t batch, int64_t
 
 __global__ void __launch_bounds__(32 * kKeyWarps) finish_keys(const __grid_constant__ Problem p, int32_t panels,
                                                               const __grid_constant__ RowGradients in) {
-  extern __shared__ float key_rows[];
-  float *d_q = key_rows + threadIdx.x / 32 * kKeyRows * p.K, *d_k = d_q + p.K, *d_x = d_k + p.K, *scratch = d_x + p.K;
+  float *d_q = cuda::dynamic_shared<float>() + threadIdx.x / 32 * kKeyRows * p.K, *d_k = d_q + p.K, *d_x = d_k + p.K, *scratch = d_x + p.K;
   float *third = scratch + p.K, *fourth = third + p.K;  // third: of p or a; fourth: of erase_gate or b
   const int64_t rows = p.B * p.R * p.H, stride = static_cast<int64_t>(gridDim.x) * kKeyWarps;
   for (int64_t item = blockIdx.x * static_cast<int64_t>(kKeyWarps) + threadIdx.x / 32; item < rows; item += stride) {
@@ -209,14 +209,13 @@ void launch_finish(const Problem &p, const RowGradients &rows) {
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
   const int64_t key_rows = p.B * p.R * p.H, blocks = finish_blocks(p);
   const int32_t key_bytes = static_cast<int32_t>(4 * kKeyWarps * kKeyRows * p.K);
-  if (key_rows > 0 &&
-      cudaFuncSetAttribute(finish_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, key_bytes) == cudaSuccess) {
-    finish_keys<<<cuda::grid_of(key_rows, kKeyWarps), 32 * kKeyWarps, key_bytes, stream>>>(p, panels, rows);
+  if (key_rows > 0) {
+    cuda::launch({cuda::grid_of(key_rows, kKeyWarps), 32 * kKeyWarps, key_bytes, stream}, finish_keys, p, panels, rows);
   }
   if (p.gate == FW_GATE_NONE || p.has_fixed_gate) return;
-  if (blocks > 0) finish_gates<<<static_cast<uint32_t>(blocks * p.HV), kThreads, 0, stream>>>(p, panels, rows);
+  if (blocks > 0) cuda::launch({static_cast<uint32_t>(blocks * p.HV), kThreads, 0, stream}, finish_gates, p, panels, rows);
   // without tokens there are no sums, and maybe no workspace, but zeros to write
-  if (given(p.d_a_log) || given(p.d_dt_bias)) sum_gates<<<static_cast<uint32_t>(p.HV), kThreads, 0, stream>>>(p, blocks, rows.gate_sums);
+  if (given(p.d_a_log) || given(p.d_dt_bias)) cuda::launch({static_cast<uint32_t>(p.HV), kThreads, 0, stream}, sum_gates, p, blocks, rows.gate_sums);
 }
 
 }  // namespace fw::recurrence

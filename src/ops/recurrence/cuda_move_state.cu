@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Import and export of the opaque state on CUDA: one thread an element of [slot, head, k, padded v].
 #include "cuda/device.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "ops/recurrence/cuda_paths.hpp"
 #include "ops/recurrence/cuda_rows.cuh"
@@ -35,7 +36,7 @@ fw_status cuda_move_state(const Problem &p, const fw_tensor &plain, fw_state_lay
   FW_TRY(cuda::check_memory(p.op_name, "plain", plain));
   const int64_t count = p.state.shape[0] * p.HV * p.K * pad_to(p.V, kStatePad);
   if (count > 0) {
-    move_state<<<cuda::grid_of(count, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, plain, layout, is_import);
+    cuda::launch({cuda::grid_of(count, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, move_state, p, plain, layout, is_import);
   }
   return cuda::check_launches(p.op_name, "cuda_portable");
 }

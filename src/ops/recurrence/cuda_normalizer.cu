@@ -4,6 +4,7 @@
 // Plan: one warp a (sequence, query/key head), 4 warps a block; a lane keeps every 32nd number of z = sum of k (at most 16
 // registers) and walks the tokens, one warp sum each. Backward walks them from the last to the first with the gradient of z in
 // the same registers. No shared memory.
+#include "cuda/launch.cuh"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_rows.cuh"
 
@@ -129,18 +130,17 @@ uint32_t head_blocks(const Problem &p) { return static_cast<uint32_t>((p.N * p.H
 }  // namespace
 
 void launch_normalizer(const Problem &p, float *divisors, float *sums) {
-  normalizer<<<head_blocks(p), 32 * kHeadsABlock, 0, static_cast<cudaStream_t>(p.stream)>>>(p, divisors, sums);
+  cuda::launch({head_blocks(p), 32 * kHeadsABlock, 0, static_cast<cudaStream_t>(p.stream)}, normalizer, p, divisors, sums);
 }
 
 void launch_normalizer_backward(const Problem &p, const float *divisors, const float *sums, const RowGradients &rows) {
-  normalizer_backward<<<head_blocks(p), 32 * kHeadsABlock, 0, static_cast<cudaStream_t>(p.stream)>>>(
-      p, plan_panels(p).count, divisors, sums, rows.d_q, rows.d_k);
+  cuda::launch({head_blocks(p), 32 * kHeadsABlock, 0, static_cast<cudaStream_t>(p.stream)}, normalizer_backward, p, plan_panels(p).count, divisors, sums, rows.d_q, rows.d_k);
 }
 
 void launch_clear(const Problem &p, const fw_tensor &t, int64_t rows_a_token, int64_t last) {
   if (!given(t) || !given(p.cu_seqlens) || p.T == 0) return;
   const int64_t rows = p.T * rows_a_token, blocks = rows < kClearBlocks ? rows : kClearBlocks;
-  clear_rows<<<static_cast<uint32_t>(blocks), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, t, rows_a_token, last);
+  cuda::launch({static_cast<uint32_t>(blocks), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, clear_rows, p, t, rows_a_token, last);
 }
 
 }  // namespace fw::recurrence

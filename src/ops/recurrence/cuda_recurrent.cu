@@ -7,6 +7,7 @@
 // row writes reaches its own output as (q . k) u. Shared memory: packed keys of at most 5 x 4 KB, values of rows x width,
 // 2 x 8 warps of partial sums: 30 KB at K = V = 128. Registers: 32 of state of about 100. One barrier a row: the partial sums
 // have two buffers, and a warp writes one again only past the barrier of the row between.
+#include "cuda/launch.cuh"
 #include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_tile.cuh"
@@ -51,8 +52,7 @@ struct Shared {
 template <fw_gate kGate, fw_erase kErase>
 __global__ void __launch_bounds__(kThreads, 2) recurrent(const __grid_constant__ Problem p, const __grid_constant__ Panels l,
                                                       const float *divisors, float *saved) {
-  extern __shared__ float4 memory[];
-  const Shared<kGate, kErase> shared(l, reinterpret_cast<float *>(memory));
+  const Shared<kGate, kErase> shared(l, cuda::dynamic_shared<float>());
   const BlockPlace block = place_of_block(p, l.count, blockIdx.x);
   const int32_t panel = block.panel;
   const int64_t hv = block.hv, n = block.n;
@@ -121,8 +121,7 @@ struct Launch {
   static void run(const Problem &p, const Panels &l, const float *divisors, float *saved) {
     const int64_t blocks = p.N * p.HV * l.count;
     const int32_t bytes = 4 * Shared<kGate, kErase>::floats(l);
-    recurrent<kGate, kErase><<<static_cast<uint32_t>(blocks), kThreads, bytes, static_cast<cudaStream_t>(p.stream)>>>(
-        p, l, divisors, saved);
+    cuda::launch({static_cast<uint32_t>(blocks), kThreads, bytes, static_cast<cudaStream_t>(p.stream)}, recurrent<kGate, kErase>, p, l, divisors, saved);
   }
 };
 

@@ -11,6 +11,7 @@
 // block a multiprocessor runs there and devices with less (99 KB on 8.6, 8.9 and 12.x) are refused. Barriers: between the steps of a chunk;
 // each function says which it ends with.
 #include "cuda/device.hpp"
+#include "cuda/launch.cuh"
 #include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_tile.cuh"
@@ -301,9 +302,8 @@ template <fw_gate kGate, fw_erase kErase>
 __global__ void __launch_bounds__(kThreads, kBlocksTogether)
     reverse(const __grid_constant__ Problem p, const __grid_constant__ Panels l, const float *divisors, const float *saved,
             const __grid_constant__ RowGradients out) {
-  extern __shared__ float4 memory[];
   ReverseShared s;
-  s.lay_out<kGate, kErase>(l, reinterpret_cast<float *>(memory));
+  s.lay_out<kGate, kErase>(l, cuda::dynamic_shared<float>());
   const int chunks = static_cast<int>(kSegmentRows / l.rows);
   float4 *states = reinterpret_cast<float4 *>(out.states) + static_cast<int64_t>(blockIdx.x) * chunks * kRowsOwned * kThreads;
   const int64_t items = p.N * p.HV * l.count;
@@ -349,9 +349,7 @@ struct Launch {
   template <fw_gate kGate, fw_erase kErase>
   static void run(const Problem &p, const Panels &l, const float *divisors, const float *saved, const RowGradients &rows) {
     const int32_t bytes = SharedBytes::run<kGate, kErase>(l);
-    if (cudaFuncSetAttribute(reverse<kGate, kErase>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) return;
-    reverse<kGate, kErase><<<static_cast<uint32_t>(reverse_blocks(p)), kThreads, bytes, static_cast<cudaStream_t>(p.stream)>>>(
-        p, l, divisors, saved, rows);
+    cuda::launch({static_cast<uint32_t>(reverse_blocks(p)), kThreads, bytes, static_cast<cudaStream_t>(p.stream)}, reverse<kGate, kErase>, p, l, divisors, saved, rows);
   }
 };
 

@@ -9,6 +9,7 @@
 // to shared memory. Two barriers a token, behind the channels and behind the warps' partial sums, one between tokens and two more
 // with the L2 norm. Shared memory: 5 x 512 B of channels, 4 warps of partial sums, 5 KB. Registers: at most 80, so that 6 blocks
 // (96 KB of state in flight) fit. What a call seldom needs (activations, norms) is not inlined: the kernel's length decides how long a batch of 1 takes.
+#include "cuda/launch.cuh"
 #include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_tile.cuh"
@@ -210,7 +211,7 @@ struct Launch {
   template <fw_gate kGate, fw_erase kErase>
   static void run(const Problem &p, const StepPlan &plan) {
     const int64_t blocks = p.N * p.HV * plan.panels;
-    step<kGate, kErase><<<static_cast<uint32_t>(blocks), kStepThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, plan);
+    cuda::launch({static_cast<uint32_t>(blocks), kStepThreads, 0, static_cast<cudaStream_t>(p.stream)}, step<kGate, kErase>, p, plan);
   }
 };
 

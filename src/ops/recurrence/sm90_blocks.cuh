@@ -19,6 +19,7 @@
 //   wants(queries), left_tile(queries), right_tile(n, apart), store(n, queries, row, column, value)
 #pragma once
 #include "cuda/sm90/matrix.cuh"
+#include "cuda/sm90/scalar.cuh"
 #include "ops/recurrence/sm90_gates.cuh"
 #include "ops/recurrence/sm90_prep.cuh"
 
@@ -175,11 +176,8 @@ __device__ __forceinline__ void store_level(Sides &sides, int block) {
   }
 }
 
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return fminf(y, 6e34f);  // e^80; reached only by gates below the declared bound
-}
+// 1 / x, at most e^80; that is reached only by gates below the declared bound.
+__device__ __forceinline__ float reciprocal(float x) { return fminf(one_over(x), 6e34f); }
 
 // Both sides of the products inside a block of gates with a declared bound.
 template <class Sides>

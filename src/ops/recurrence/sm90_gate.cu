@@ -4,6 +4,7 @@
 // inside prep, which waits for instructions more than for memory, it would be 10000 of a warp a chunk on top of 22000.
 // Grid (B ceil(T / 64), HV), 256 threads: a warp has 8 tokens of a head, a thread 4 keys of each, all loads before the first
 // use. Formulas in fp32 (cuda/activation.cuh).
+#include "cuda/launch.cuh"
 #include "ops/recurrence/sm90_operands.cuh"
 
 namespace fw::sm90 {
@@ -48,8 +49,7 @@ __global__ void __launch_bounds__(32 * kWarps) gate_kernel(const __grid_constant
 }  // namespace
 
 cudaError_t launch_gate(const PrepArguments &in, float *out, cudaStream_t stream) {
-  gate_kernel<<<dim3(in.shape.B * in.shape.dense_chunks, in.shape.HV), 32 * kWarps, 0, stream>>>(in, out);
-  return cudaGetLastError();
+  return cuda::launch({dim3(in.shape.B * in.shape.dense_chunks, in.shape.HV), 32 * kWarps, 0, stream}, gate_kernel, in, out);
 }
 
 }  // namespace fw::sm90

@@ -3,18 +3,12 @@
 #pragma once
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
+#include "cuda/sm90/scalar.cuh"
 #include "ops/recurrence/sm90_plan.cuh"
 
 namespace fw::sm90 {
 
 constexpr float kLog2e = 1.4426950408889634f;
-
-// 2^x; 0 below -126.
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 __device__ __forceinline__ float load_real(const void *base, Sm90Real type, int64_t index) {
   if (type == Sm90Real::kFloat32) return static_cast<const float *>(base)[index];

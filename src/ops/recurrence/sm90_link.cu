@@ -5,6 +5,7 @@
 // A word of Pi^T is replaced in its register by that of the next segment as soon as it is used.
 // Shared memory: state, high and low parts, 16896 bytes. Barriers: two __syncthreads a segment.
 // Tried: fp32 multiply-adds, 4.0 us a segment at 64 CTAs and 2.5 us at 128.
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/matrix.cuh"
 #include "ops/recurrence/sm90_scan.cuh"
@@ -106,16 +107,7 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
 }  // namespace
 
 cudaError_t launch_link(const LinkArguments &in, cudaStream_t stream) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(in.heads, kKey / kRows);
-  config.blockDim = dim3(256);
-  config.stream = stream;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, link_kernel, in);
+  return cuda::launch({dim3(in.heads, kKey / kRows), 256, 0, stream, 1, true}, link_kernel, in);
 }
 
 }  // namespace fw::sm90

@@ -12,6 +12,7 @@
 // Shared memory: k 16384, then L 18432 in its place, a separate erase key 16384, images of T 2 x 8192, factors 2704,
 // row factors 256 bytes.
 // Handing over: one mbarrier for the loads; __syncthreads between the numbered steps.
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
@@ -45,10 +46,9 @@ static_assert(sizeof(PrepShared<Sm90Erase::kShared>) <= 37 * 1024);  // six in a
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 __global__ void __launch_bounds__(128, kErase == Sm90Erase::kSeparate ? 4 : 6) prep_kernel(const __grid_constant__ PrepArguments in) {
-  extern __shared__ __align__(1024) unsigned char raw[];
   constexpr bool kSolve = kErase != Sm90Erase::kNone, kSeparate = kErase == Sm90Erase::kSeparate;
   constexpr bool kScalar = kGate == Sm90Gate::kScalar;
-  auto &shared = *reinterpret_cast<PrepShared<kErase> *>(raw);
+  auto &shared = *cuda::dynamic_shared<PrepShared<kErase>>();
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int slot = blockIdx.x, hv = blockIdx.y, h = hv / (in.shape.HV / in.shape.H);
   const uint32_t loaded = shared_address(&shared.loaded);
@@ -195,12 +195,7 @@ __global__ void __launch_bounds__(128, kErase == Sm90Erase::kSeparate ? 4 : 6) p
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
-  auto kernel = prep_kernel<kGate, kErase>;
-  constexpr int kBytes = sizeof(PrepShared<kErase>);
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  kernel<<<dim3(in.shape.slots, in.shape.HV), 128, kBytes, stream>>>(in);
-  return cudaGetLastError();
+  return cuda::launch({dim3(in.shape.slots, in.shape.HV), 128, sizeof(PrepShared<kErase>), stream}, prep_kernel<kGate, kErase>, in);
 }
 
 }  // namespace

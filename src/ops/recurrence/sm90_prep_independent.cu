@@ -18,6 +18,7 @@
 // Shared memory: q, k, a, b 4 x 16384; sides 4 x 16384 (then W, M, low parts of q~ and k^); L_k, P_k, P_b 3 x 16384; T
 // 16384; L 18432; totals 2048, lengths 1024, factors 896: 214 KB.
 // Handing over: __syncthreads around phases and between steps, named barriers 1 and 2 inside a warpgroup in step 4.
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
@@ -186,8 +187,7 @@ __device__ __forceinline__ void make_writes(KeysShared<Is> &shared, int warp, in
 
 template <class Is>
 __global__ void __launch_bounds__(256, 1) prep_independent_kernel(const __grid_constant__ PrepArguments in) {
-  extern __shared__ __align__(1024) unsigned char raw[];
-  auto &shared = *reinterpret_cast<KeysShared<Is> *>(raw);
+  auto &shared = *cuda::dynamic_shared<KeysShared<Is>>();
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int pair = thread % 64, block = thread / 64, slot = blockIdx.x, hv = blockIdx.y;
   const int h = hv / (in.shape.HV / in.shape.H);
@@ -284,13 +284,8 @@ __global__ void __launch_bounds__(256, 1) prep_independent_kernel(const __grid_c
 
 template <class Is>
 cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
-  auto kernel = prep_independent_kernel<Is>;
-  constexpr int kBytes = sizeof(KeysShared<Is>);
-  static_assert(kBytes <= 232448);
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  kernel<<<dim3(in.shape.slots, in.shape.HV), 256, kBytes, stream>>>(in);
-  return cudaGetLastError();
+  static_assert(sizeof(KeysShared<Is>) <= 232448);
+  return cuda::launch({dim3(in.shape.slots, in.shape.HV), 256, sizeof(KeysShared<Is>), stream}, prep_independent_kernel<Is>, in);
 }
 
 template <bool kNormed, bool kWide>

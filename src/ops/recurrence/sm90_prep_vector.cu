@@ -12,6 +12,7 @@
 // Shared memory: tiles k (then T), q, right 3 x 16384, P 8192, L 18432, totals 2048, beta 256, diagonal 512, factors 896,
 // lengths 1024, an erase gate 16384.
 // Handing over: __syncthreads before and after a phase's products, and between the numbered steps.
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/matrix.cuh"
@@ -53,7 +54,7 @@ struct VectorSides {
   // Keeps the compiler from holding values made of the rows across this point: unpacked, they do not fit in registers.
   __device__ __forceinline__ void forget() {
 #pragma unroll
-    for (int r = 0; r < 16; ++r) asm volatile("" : "+r"(q[r]), "+r"(k[r]), "+f"(rows.decay[r].x), "+f"(rows.decay[r].y));
+    for (int r = 0; r < 16; ++r) hold(q[r]), hold(k[r]), hold(rows.decay[r].x), hold(rows.decay[r].y);
   }
   __device__ __forceinline__ float2 total(int b) const { return shared.total[b][pair]; }
   __device__ __forceinline__ uint32_t scaled_erase(int r, float2 by) const {
@@ -120,8 +121,7 @@ __device__ __forceinline__ void load_rows(const PrepArguments &in, const Chunk &
 
 template <class Is>
 __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_constant__ PrepArguments in) {
-  extern __shared__ __align__(1024) unsigned char raw[];
-  auto &shared = *reinterpret_cast<VectorShared<Is> *>(raw);
+  auto &shared = *cuda::dynamic_shared<VectorShared<Is>>();
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int pair = thread % 64, block = thread / 64, slot = blockIdx.x, hv = blockIdx.y;
   const Chunk chunk = chunk_of(in.shape, slot);
@@ -212,12 +212,7 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
 
 template <class Is>
 cudaError_t launch(const PrepArguments &in, cudaStream_t stream) {
-  auto kernel = prep_vector_kernel<Is>;
-  constexpr int kBytes = sizeof(VectorShared<Is>);
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  kernel<<<dim3(in.shape.slots, in.shape.HV), 256, kBytes, stream>>>(in);
-  return cudaGetLastError();
+  return cuda::launch({dim3(in.shape.slots, in.shape.HV), 256, sizeof(VectorShared<Is>), stream}, prep_vector_kernel<Is>, in);
 }
 
 template <Sm90Erase kErase, bool kNormed, bool kWide>

@@ -27,6 +27,7 @@
 // Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, P 8192, factors 2704; staging of o 8192; 3 stages: 213 KB.
 // With p 16384 more and 2 stages: 175 KB. With a vector gate also k exp(G_end - G) 16384, write gate 8192, factors 896; 2
 // stages: 170 KB, 187 KB with a write gate.
+#include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
@@ -310,8 +311,7 @@ constexpr int threads_of(Sm90Gate gate, bool summary) {
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  extern __shared__ __align__(1024) unsigned char raw[];
-  auto &shared = *reinterpret_cast<ScanShared<kGate, kErase> *>(raw);
+  auto &shared = *cuda::dynamic_shared<ScanShared<kGate, kErase>>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     for (int s = 0; s < shared.kDepth; ++s) {
@@ -382,24 +382,10 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
 
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 cudaError_t launch(const ScanArguments &in, cudaStream_t stream) {
-  auto kernel = scan_kernel<kGate, kErase, kSummary>;
   constexpr int kBytes = sizeof(ScanShared<kGate, kErase>);
   static_assert(kBytes <= 232448);
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(in.shape.N) * in.shape.HV * (kSummary ? in.segments - 1 : in.segments) * 2);
-  config.blockDim = dim3(threads_of(kGate, kSummary));
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {2, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel, in);
+  const dim3 grid(static_cast<unsigned>(in.shape.N) * in.shape.HV * (kSummary ? in.segments - 1 : in.segments) * 2);
+  return cuda::launch({grid, threads_of(kGate, kSummary), kBytes, stream, 2, true}, scan_kernel<kGate, kErase, kSummary>, in);
 }
 
 template <bool kSummary>

@@ -12,6 +12,7 @@
 // Workspace: backward, (W + 1) * D floats a block of rows, at most 2048 blocks; with more than four taps B * T * D more.
 #include "core/ledger.hpp"
 #include "cuda/candidate.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/sum_blocks.hpp"
 #include "ops/short_conv/cuda_rows.cuh"
@@ -210,12 +211,12 @@ Buffers lay_out(Ledger &ledger, const Problem &p) {
 
 void launch_convolution(const Problem &p, float *dz) {
   const int64_t items = p.B * ceil_div(p.T, kTileRows) * ceil_div(p.D, 4);
-  convolve_rows<<<cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, dz);
+  cuda::launch({cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, convolve_rows, p, dz);
 }
 
 void launch_states(const Problem &p, const fw_tensor &t, const float *dz, bool empty_ones_only) {
   if (!given(t) || numel(t) == 0) return;
-  write_states<<<cuda::grid_of(numel(t), kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, t, dz, empty_ones_only);
+  cuda::launch({cuda::grid_of(numel(t), kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, write_states, p, t, dz, empty_ones_only);
 }
 
 void run_forward(const Problem &p) {
@@ -227,18 +228,18 @@ void run_forward(const Problem &p) {
 void run_step(const Problem &p) {
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
   const bool is_packed = given(p.cu_seqlens) && n_rows(p) > 0;
-  if (p.N > 0 && p.D > 0 && p.T > 0) step_sequences<<<cuda::grid_of(p.N * p.D, kThreads), kThreads, 0, stream>>>(p);
-  if (is_packed) clear_rows<<<cuda::grid_of(p.T * p.D, kThreads), kThreads, 0, stream>>>(p);
+  if (p.N > 0 && p.D > 0 && p.T > 0) cuda::launch({cuda::grid_of(p.N * p.D, kThreads), kThreads, 0, stream}, step_sequences, p);
+  if (is_packed) cuda::launch({cuda::grid_of(p.T * p.D, kThreads), kThreads, 0, stream}, clear_rows, p);
 }
 
 // dz: nullptr for zeros.
 void launch_gradients(const Problem &p, const float *dz, const Sums &sums) {
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
-  if (given(p.dx) && n_rows(p) > 0) gradient_rows<<<cuda::grid_of(numel(p.x), kThreads), kThreads, 0, stream>>>(p, dz);
+  if (given(p.dx) && n_rows(p) > 0) cuda::launch({cuda::grid_of(numel(p.x), kThreads), kThreads, 0, stream}, gradient_rows, p, dz);
   launch_states(p, p.d_initial_state, dz, false);
   if (!sums.partials || sums.blocks == 0) return;
   const int64_t items = sums.blocks * ceil_div(p.D, kColumns) * ceil_div(p.W + 1, 4);
-  sum_weights<<<cuda::grid_of(items, 1), 32 * kWarps, 0, stream>>>(p, dz, sums);
+  cuda::launch({cuda::grid_of(items, 1), 32 * kWarps, 0, stream}, sum_weights, p, dz, sums);
 }
 
 void run_backward(const Problem &p, const Buffers &b) {

@@ -6,6 +6,7 @@
 // rows a thread. Backward: the rows of a block of the sums; dz runs three rows ahead of dx, so that a row's dx finds the dz of the
 // rows after it, and the sums of dweight and dbias stay in registers. Sums have the order of cuda.cu.
 #include "core/operands.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/launch.hpp"
 #include "ops/short_conv/cuda_rows.cuh"
 #include "ops/short_conv/cuda_short.hpp"
@@ -247,12 +248,12 @@ __global__ void __launch_bounds__(kThreads, 3) backward_rows(const __grid_consta
 
 void launch_short_forward(const Problem &p) {
   const int64_t items = p.B * ceil_div(p.T, kTileRows) * ceil_div(p.D, 4);
-  forward_rows<<<cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p);
+  cuda::launch({cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, forward_rows, p);
 }
 
 void launch_short_backward(const Problem &p, const Sums &sums) {
   const int64_t items = sums.blocks * ceil_div(p.D, 4);
-  backward_rows<<<cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p, sums);
+  cuda::launch({cuda::grid_of(items, kThreads), kThreads, 0, static_cast<cudaStream_t>(p.stream)}, backward_rows, p, sums);
 }
 
 }  // namespace fw::short_conv
