@@ -60,6 +60,7 @@ struct KeysSides {
   float scale;
   Rows rows;
 
+  __device__ __forceinline__ KeysSides(KeysShared<Is> &memory, int p, int b, float s) : shared(memory), pair(p), block(b), scale(s) {}
   __device__ __forceinline__ void forget() {}
   __device__ __forceinline__ float2 total(int b) const { return shared.total[b][pair]; }
   __device__ __forceinline__ uint32_t word(const Tile &tile, int r) const {
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(256, 1) prep_independent_kernel(const __grid_c
       load_box(shared_address(tiles[i / 2]) + i % 2 * kTileBytes, maps[i / 2], loaded, 64 * (i % 2), h, chunk.start, chunk.batch);
     }
   }
-  KeysSides<Is> sides = {shared, pair, block, in.scale};
+  KeysSides<Is> sides(shared, pair, block, in.scale);
   Rows &rows = sides.rows;
   place_rows(rows, pair);
   if (in.g) {

@@ -51,6 +51,7 @@ struct VectorSides {
   Rows rows;
   uint32_t q[16], k[16];
 
+  __device__ __forceinline__ VectorSides(VectorShared<Is> &memory, int p, int b, float s) : shared(memory), pair(p), block(b), scale(s) {}
   // Keeps the compiler from holding values made of the rows across this point: unpacked, they do not fit in registers.
   __device__ __forceinline__ void forget() {
 #pragma unroll
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
   if (chunk.rows == 0) return;
   const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + slot;
 
-  VectorSides<Is> sides = {shared, pair, block, in.scale};
+  VectorSides<Is> sides(shared, pair, block, in.scale);
   const Rows &rows = sides.rows;
   load_rows(in, chunk, hv, sides);
   if constexpr (Is::kNormed) normalize(sides.q, sides.k, shared.lengths, thread);
