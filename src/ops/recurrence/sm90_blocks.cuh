@@ -62,6 +62,15 @@ __device__ __forceinline__ void put(unsigned char *tile, uint32_t at, uint32_t v
   *reinterpret_cast<uint32_t *>(tile + at) = value;
 }
 
+// A score to an image; kLow: what bf16 left to the image behind it.
+template <bool kLow>
+__device__ __forceinline__ void put_score(unsigned char *image, int row, int column, float value) {
+  const uint32_t at = swizzled(row, 2 * column);
+  const __nv_bfloat16 high = __float2bfloat16_rn(value);
+  *reinterpret_cast<__nv_bfloat16 *>(image + at) = high;
+  if (kLow) *reinterpret_cast<__nv_bfloat16 *>(image + kTileBytes + at) = __float2bfloat16_rn(value - __bfloat162float(high));
+}
+
 // ---- loads
 
 __device__ __forceinline__ void place_rows(Rows &rows, int pair) {

@@ -62,7 +62,7 @@ bool is_bounded(const Sm90Forward &in) {
 }
 
 struct Layout {
-  size_t solve, factors, scores, x_start, q_start, k_end, b_end, gate, summary, start, total;
+  size_t solve, factors, scores, scores_low, x_start, q_start, k_end, b_end, gate, summary, start, total;
 };
 
 Layout layout(const Sm90Forward &in) {
@@ -78,6 +78,7 @@ Layout layout(const Sm90Forward &in) {
   take(at.solve, erases && !is_independent ? tiles * 2 * kTileBytes : 0);
   take(at.factors, tiles * (is_vector ? sizeof(VectorFactors) : sizeof(Factors)));
   take(at.scores, is_vector ? tiles * kTileBytes : 0);
+  take(at.scores_low, is_vector && erases && !is_independent ? tiles * kTileBytes : 0);
   take(at.x_start, is_vector && erases ? tiles * 2 * kTileBytes : 0);
   take(at.q_start, is_vector ? tiles * 2 * kTileBytes : 0);
   take(at.k_end, is_vector ? tiles * 2 * kTileBytes : 0);
@@ -187,7 +188,8 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   const Tiles tiles = {base + at.solve,   reinterpret_cast<Factors *>(base + at.factors),
                        base + at.scores,  base + at.x_start,
                        base + at.q_start, base + at.k_end,   base + at.b_end,
-                       reinterpret_cast<VectorFactors *>(base + at.factors)};
+                       reinterpret_cast<VectorFactors *>(base + at.factors),
+                       base + at.scores_low};
 
   PrepArguments prep = {};
   ScanArguments scan = {};

@@ -103,6 +103,7 @@ struct Tiles {
   unsigned char *k_end;    // k exp(G_end - G)
   unsigned char *b_end;    // of independent erase keys, with which all these are what sm90_prep_independent.cu says
   VectorFactors *vector_factors;
+  unsigned char *scores_low;  // what bf16 left of the scores; with a solve
 };
 
 }  // namespace fw::sm90

@@ -87,12 +87,8 @@ struct KeysSides {
       shared.l[row * kPitch + column] = -value;
       return;
     }
-    unsigned char *image = (queries ? n == 0 ? shared.scores_qk : shared.scores_qb : shared.scores_ak) +
-                           swizzled(row, 2 * column);
-    const float x = queries ? scale * value : value;
-    const __nv_bfloat16 high = __float2bfloat16_rn(x);
-    *reinterpret_cast<__nv_bfloat16 *>(image) = high;
-    *reinterpret_cast<__nv_bfloat16 *>(image + kTileBytes) = __float2bfloat16_rn(x - __bfloat162float(high));
+    put_score<true>(queries ? n == 0 ? shared.scores_qk : shared.scores_qb : shared.scores_ak, row, column,
+                    queries ? scale * value : value);
   }
 };
 

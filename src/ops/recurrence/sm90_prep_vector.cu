@@ -9,7 +9,7 @@
 //      of L, is k, or erase_gate * k (kSeparate), whose gate waits in shared memory.
 //   3. Scores (sm90_blocks.cuh), straight to L = beta x k^T in fp32 and to the image of P.
 //   4. T = (I + L)^-1 by warps 0-3 (sm90_inverse.cuh); bulk stores.
-// Shared memory: tiles k (then T), q, right 3 x 16384, P 8192, L 18432, totals 2048, beta 256, diagonal 512, factors 896,
+// Shared memory: tiles k (then T), q, right 3 x 16384, P 2 x 8192, L 18432, totals 2048, beta 256, diagonal 512, factors 896,
 // lengths 1024, an erase gate 16384.
 // Handing over: __syncthreads before and after a phase's products, and between the numbered steps.
 #include "cuda/launch.cuh"
@@ -30,7 +30,7 @@ struct __align__(1024) VectorShared {
     unsigned char solve[2 * kTileBytes];
   };
   unsigned char q[2 * kTileBytes], right[2 * kTileBytes];
-  unsigned char scores[kTileBytes];
+  unsigned char scores[(Is::kSolve ? 2 : 1) * kTileBytes];  // with a solve the low part behind it
   float l[kChunk * kPitch];
   VectorFactors factors;
   float2 total[4][kKey / 2];
@@ -79,7 +79,7 @@ struct VectorSides {
   }
   __device__ __forceinline__ void store(int, bool queries, int row, int column, float value) {
     if (queries) {
-      *reinterpret_cast<__nv_bfloat16 *>(shared.scores + swizzled(row, 2 * column)) = __float2bfloat16_rn(scale * value);
+      put_score<Is::kSolve>(shared.scores, row, column, scale * value);
     } else {
       shared.l[row * kPitch + column] = shared.beta[row] * value;
     }
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
     const float beta = thread < chunk.rows ? load_beta(in, at) : 0.0f;
     shared.beta[thread] = shared.factors.beta.at[ByToken::row(thread)][ByToken::column(thread)] = beta;
   }
-  for (int i = thread; i < kTileBytes / 16; i += 256) {
+  for (int i = thread; i < static_cast<int>(sizeof(shared.scores)) / 16; i += 256) {
     reinterpret_cast<uint4 *>(shared.scores)[i] = make_uint4(0, 0, 0, 0);  // above the diagonal
   }
   float2 all = rows.decay[0];
@@ -187,8 +187,7 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
   if (warp >= 4) {
     const int i = thread - 128;
     if (!Is::kBounded && i < kChunk) {
-      *reinterpret_cast<__nv_bfloat16 *>(shared.scores + swizzled(i, 2 * i)) =
-          __float2bfloat16_rn(in.scale * (shared.diagonal[0][i] + shared.diagonal[1][i]));
+      put_score<Is::kSolve>(shared.scores, i, i, in.scale * (shared.diagonal[0][i] + shared.diagonal[1][i]));
     }
   } else if constexpr (Is::kSolve) {
     if (warp < 2) {
@@ -203,6 +202,7 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
   if (thread == 0) {
     store_bytes(in.tiles.scores + index * kTileBytes, shared_address(shared.scores), kTileBytes);
     if constexpr (Is::kSolve) {
+      store_bytes(in.tiles.scores_low + index * kTileBytes, shared_address(shared.scores) + kTileBytes, kTileBytes);
       store_bytes(in.tiles.solve + 2 * index * kTileBytes, shared_address(shared.solve), 2 * kTileBytes);
     }
     store_bytes(in.tiles.vector_factors + index, shared_address(&shared.factors), sizeof(VectorFactors));

@@ -22,11 +22,12 @@ constexpr bool kSolves = kErase == Sm90Erase::kShared || kErase == Sm90Erase::kS
 template <Sm90Erase kErase>
 constexpr bool kReads = kErase != Sm90Erase::kNone;
 
-// How deep loads run ahead; with a vector gate or a tile of the erase key a third stage does not fit.
+// How deep loads run ahead; with a vector gate or a solve a third stage does not fit.
 template <Sm90Gate kGate, Sm90Erase kErase>
-constexpr int kStages = kGate == Sm90Gate::kVector || kErase == Sm90Erase::kSeparate ? 2 : 3;
+constexpr int kStages = kGate == Sm90Gate::kVector || kSolves<kErase> ? 2 : 3;
 
-template <Sm90Gate kGate, Sm90Erase kErase>
+// kLow: the scores have a second image, of what bf16 left.
+template <Sm90Gate kGate, Sm90Erase kErase, bool kLow = false>
 struct __align__(1024) Stage {
   static constexpr bool kVector = kGate == Sm90Gate::kVector;
   unsigned char k[2 * kTileBytes];  // vector gate: the erase key times exp(G), and q likewise
@@ -38,12 +39,14 @@ struct __align__(1024) Stage {
   unsigned char write_gate[kHasWriteGate<kGate, kErase> ? kTileBytes : 0];
   unsigned char solve[kSolves<kErase> ? kTileBytes : 0], solve_low[kSolves<kErase> ? kTileBytes : 0];
   unsigned char scores[kTileBytes];
+  unsigned char scores_low[kLow ? kTileBytes : 0];
 };
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 struct __align__(1024) ScanShared {
   static constexpr int kDepth = kStages<kGate, kErase>;
-  Stage<kGate, kErase> stage[kDepth];
+  static constexpr bool kLow = kSolves<kErase>;
+  Stage<kGate, kErase, kLow> stage[kDepth];
   unsigned char o[kTileBytes];
   std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kDepth];
   uint64_t full[kDepth], scored[kDepth], empty[kDepth], tail, o_filled, o_emptied;
@@ -55,11 +58,11 @@ struct Work {
   int n, hv, segment, rank;
 };
 
-__device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_done) {
+__device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_done, int first_segment = 0) {
   Work work;
   work.rank = static_cast<int>(cluster_rank());
   int tile = blockIdx.x / 2;
-  work.segment = tile % segments_done;
+  work.segment = first_segment + tile % segments_done;
   tile /= segments_done;
   work.hv = tile % in.shape.HV, work.n = tile / in.shape.HV;
   const Span span = span_of(in.shape, work.n);
@@ -70,27 +73,38 @@ __device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_do
   return work;
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
-__device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<kGate, kErase> &shared,
-                                            const Work &work, int lane) {
+// kSummary: without q and scores. kReverse: from the last chunk to the first, v may be absent.
+template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary, bool kReverse = false, class Shared>
+__device__ __forceinline__ void load_chunks(const ScanArguments &in, Shared &shared, const Work &work, int lane) {
   constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kSolves<kErase>;
   constexpr bool kIndependent = kErase == Sm90Erase::kIndependent;
   constexpr bool kX = kHasX<kGate, kErase>, kWriteGate = kHasWriteGate<kGate, kErase>;
   constexpr bool kKeys = kReads<kErase> || !kVector, kFactors = kReads<kErase> || kGate != Sm90Gate::kNone;
-  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary) +
+  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary) * (1 + Shared::kLow) +
                               kX * 2 + kWriteGate + kIndependent * 2;
   constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
-  int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
-  Ring<kStages<kGate, kErase>> ring;
-  for (int row = work.start, left = work.length; left > 0; row += kChunk, left -= kChunk, ++index, ring.next()) {
+  const bool has_v = !kReverse || !in.v_is_zero;
+  if (!has_v) {
+    for (int s = 0; s < Shared::kDepth; ++s) {
+      for (int i = lane; i < kTileBytes / 16; i += 32) {
+        reinterpret_cast<uint4 *>(shared.stage[s].v)[i] = make_uint4(0, 0, 0, 0);
+      }
+    }
+    __syncwarp();
+  }
+  const int chunks = (work.length + kChunk - 1) / kChunk;
+  Ring<Shared::kDepth> ring;
+  for (int i = 0; i < chunks; ++i, ring.next()) {
+    const int chunk = kReverse ? chunks - 1 - i : i, row = work.start + chunk * kChunk, left = work.length - chunk * kChunk;
+    const int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot + chunk;
     auto &stage = shared.stage[ring.slot];
     const uint32_t full = shared_address(&shared.full[ring.slot]);
     const uint32_t barrier = left < kChunk ? shared_address(&shared.tail) : full;
     barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
     if (lane == 0) {
-      barrier_expect_bytes(barrier, kBytes);
+      barrier_expect_bytes(barrier, has_v ? kBytes : kBytes - kTileBytes);
       const uint32_t factors = shared_address(&shared.factors[ring.slot]);
       const int64_t image = index * kTileBytes;
       if constexpr (kVector) {
@@ -98,7 +112,7 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
           load_bytes_to(shared_address(to) + half, from + 2 * image + half, kTileBytes, barrier, 3);
         };
         if constexpr (kKeys) both(stage.k, in.tiles.x_start);
-        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        if (has_v) load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
         if constexpr (kWriteGate) load_box(shared_address(stage.write_gate), &in.x, barrier, 64 * rank, work.hv, row, work.batch);
         load_bytes(factors, in.tiles.vector_factors + index, sizeof(VectorFactors), barrier);
         both(stage.k_end, in.tiles.k_end);
@@ -106,11 +120,14 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, ScanShared<
         if constexpr (!kSummary) {
           both(stage.q, in.tiles.q_start);
           load_bytes_to(shared_address(stage.scores) + part, in.tiles.scores + image + part, kTileBytes / 2, barrier, 3);
+          if constexpr (Shared::kLow) {
+            load_bytes_to(shared_address(stage.scores_low) + part, in.tiles.scores_low + image + part, kTileBytes / 2, barrier, 3);
+          }
         }
       } else {
         if constexpr (kX) load_box_to(shared_address(stage.x) + half, &in.x, barrier, 3, 64 * rank, h, row, work.batch);
         load_box_to(shared_address(stage.k) + half, &in.k, barrier, 3, 64 * rank, h, row, work.batch);
-        load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        if (has_v) load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
         if constexpr (kFactors) load_bytes(factors, in.tiles.factors + index, sizeof(Factors), barrier);
         if constexpr (!kSummary) {
           load_box_to(shared_address(stage.q) + half, &in.q, barrier, 3, 64 * rank, h, row, work.batch);
