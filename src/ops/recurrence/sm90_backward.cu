@@ -35,7 +35,7 @@ Layout layout(const Sm90Forward &in) {
   const bool is_gated = in.gate != Sm90Gate::kNone;
   Parts parts;
   Layout at = {};
-  at.tiles = lay_out_tiles(parts, in, true);
+  at.tiles = lay_out_tiles(parts, in);
   at.forward = lay_out_kept(parts, tiles, in.erase == Sm90Erase::kShared, is_gated);
   at.reverse = lay_out_kept(parts, tiles, true, is_gated);
   at.summary = parts.take(2 * state);
@@ -104,8 +104,17 @@ int sm90_backward_launch(const Sm90Backward &in, void *workspace, void *stream_p
   gradients.d_o_is_zero = !in.d_o;
   gradients.scale = call.scale;
 
-  PrepArguments prep = prep_of(call, gradients.shape, gradients.tiles);
-  prep.k = gradients.k;
+  PrepArguments prep = {};
+  prep.k = gradients.k, prep.q = gradients.q;
+  prep.q_rows = static_cast<const __nv_bfloat16 *>(call.q), prep.q_strides = call.q_strides;
+  prep.k_rows = static_cast<const __nv_bfloat16 *>(call.k), prep.k_strides = call.k_strides;
+  prep.shape = gradients.shape;
+  prep.tiles = gradients.tiles;
+  prep.scale = call.scale;
+  prep.g = call.g, prep.g_strides = call.g_strides, prep.g_type = call.g_type;
+  prep.g_is_bounded = call.gate == Sm90Gate::kNone || call.g_min * 15 >= -80;
+  prep.beta = call.beta, prep.beta_strides = call.beta_strides, prep.beta_type = call.beta_type;
+  prep.activations = call.activations;
   prep.for_backward = true;
   status = launch_prep(prep, call.gate, call.erase, stream);
   if (status != cudaSuccess) return status;

@@ -43,7 +43,10 @@ __device__ __forceinline__ void make_scores(const ScanArguments &in, Shared &sha
     product_commit();
     product_wait<0>();
     hold(d);
-    decay_scores<kGate == Sm90Gate::kScalar, false>(d, shared.factors[ring.slot], in.scale, in.scale, warp, g, t);
+    const Factors &factors = shared.factors[ring.slot];
+    float scale0 = in.scale, scale8 = in.scale;
+    if constexpr (kGate == Sm90Gate::kScalar) scale0 = factors.query[16 * warp + g], scale8 = factors.query[16 * warp + g + 8];
+    decay_scores<kGate == Sm90Gate::kScalar, false>(d, factors, scale0, scale8, warp, g, t);
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       const float *p = d + 8 * pair;
@@ -101,7 +104,7 @@ cudaError_t launch_pairs(void (*kernel)(ScanArguments), const ScanArguments &in,
   return cuda::launch({grid, static_cast<uint32_t>(threads), kBytes, stream, 2, true}, kernel, in);
 }
 
-// Body::run<gate, erase>(args).
+// Body::run<gate, erase>(args) without an erase or with k as its key.
 template <class Body, class... Args>
 cudaError_t dispatch_rows(Sm90Gate gate, Sm90Erase erase, Args &...args) {
   constexpr Sm90Gate kNone = Sm90Gate::kNone, kScalar = Sm90Gate::kScalar, kVector = Sm90Gate::kVector;
@@ -109,7 +112,7 @@ cudaError_t dispatch_rows(Sm90Gate gate, Sm90Erase erase, Args &...args) {
     if (gate == kNone) return Body::template run<kNone, Sm90Erase::kShared>(args...);
     if (gate == kScalar) return Body::template run<kScalar, Sm90Erase::kShared>(args...);
     if (gate == kVector) return Body::template run<kVector, Sm90Erase::kShared>(args...);
-  } else {
+  } else if (erase == Sm90Erase::kNone) {
     if (gate == kNone) return Body::template run<kNone, Sm90Erase::kNone>(args...);
     if (gate == kScalar) return Body::template run<kScalar, Sm90Erase::kNone>(args...);
     if (gate == kVector) return Body::template run<kVector, Sm90Erase::kNone>(args...);

@@ -2,6 +2,9 @@
 // Host side of the sm_90a forward: what it accepts, the workspace map, tensor maps, launches.
 #include "ops/recurrence/sm90_forward.hpp"
 
+#include <utility>
+
+#include "fastweight/recurrence.h"
 #include "ops/recurrence/sm90_host.cuh"
 #include "ops/recurrence/sm90_scan.cuh"
 
@@ -10,15 +13,32 @@ namespace {
 
 using namespace sm90;
 
+// Whether a pass before prep makes the vector gate, or widens it where prep takes fp32 alone.
+bool makes_gate(const Sm90Forward &in) {
+  if (in.gate != Sm90Gate::kVector) return false;
+  return in.activations.gate_kind != FW_GATE_INPUT_LOG_DECAY || (in.has_l2norm && in.g_type != Sm90Real::kFloat32);
+}
+
+// Whether 15 gates of a row block sum to at least -80, by the caller's promise or by the formula of the gate.
+bool is_bounded(const Sm90Forward &in) {
+  if (in.gate == Sm90Gate::kNone) return true;
+  const Sm90Activations &act = in.activations;
+  double least = in.g_min;
+  if (act.gate_kind == FW_GATE_INPUT_BOUNDED) least = std::max(least, act.lower_bound);
+  if (act.gate_kind == FW_GATE_INPUT_RWKV7) least = std::max(least, -1.0);
+  return least * 15 >= -80;
+}
+
 struct Layout {
   TileLayout tiles;
-  size_t summary, start, total;
+  size_t gate, summary, start, total;
 };
 
 Layout layout(const Sm90Forward &in) {
   Parts parts;
   Layout at = {};
-  at.tiles = lay_out_tiles(parts, in, false);
+  at.tiles = lay_out_tiles(parts, in);
+  at.gate = parts.take(makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * kKey * sizeof(float) : 0);
   at.summary = parts.take(2 * segment_state_bytes(in));
   at.start = parts.take(segment_state_bytes(in));
   at.total = parts.total;
@@ -36,6 +56,27 @@ const char *sm90_forward_refusal(const Sm90Forward &in) {
   if (!box_strides(in.q, in.q_strides) || !box_strides(in.k, in.k_strides) || !box_strides(in.v, in.v_strides) ||
       !box_strides(in.o, in.o_strides)) {
     return "q, k, v or o: start or an outer stride is no multiple of 16 bytes, or a stride is negative";
+  }
+  if (in.erase == Sm90Erase::kSeparate) {
+    if (in.gate == Sm90Gate::kVector ? !in.erase_gate || !in.write_gate || in.p || in.reads_before
+                                     : !in.p || in.erase_gate || in.write_gate) {
+      return "the erase key: p with no gate or a scalar gate, or erase_gate and write_gate with a vector gate, allowed";
+    }
+  } else if (in.erase == Sm90Erase::kShared && in.reads_before && in.gate == Sm90Gate::kVector) {
+    return "the erase reads before the decay of a vector gate";
+  }
+  if (in.erase == Sm90Erase::kIndependent && (in.gate == Sm90Gate::kScalar || !in.a || !in.b)) {
+    return "independent erase keys with a scalar gate";
+  }
+  if (in.gate == Sm90Gate::kNone && in.erase == Sm90Erase::kNone && in.has_l2norm) {
+    return "a norm without gate and erase, whose states hold to fp32";
+  }
+  for (const auto &[base, strides] : {std::pair<const void *, const Sm90Strides &>{in.p, in.p_strides},
+                                      {in.erase_gate, in.erase_gate_strides}, {in.write_gate, in.write_gate_strides},
+                                      {in.a, in.a_strides}, {in.b, in.b_strides}}) {
+    if (base && !box_strides(base, strides)) {
+      return "a, b, p, erase_gate or write_gate: start or an outer stride is no multiple of 16 bytes, or a stride is negative";
+    }
   }
   const auto pairs = [](int64_t stride) { return stride % 2 == 0; };
   if (in.gate == Sm90Gate::kVector &&
@@ -55,6 +96,10 @@ const char *sm90_forward_refusal(const Sm90Forward &in) {
   if (repeats(in.q_strides, in.H) || repeats(in.k_strides, in.H) || repeats(in.v_strides, in.HV)) {
     return "q, k or v: a stride of 0";
   }
+  if ((in.p && repeats(in.p_strides, in.H)) || (in.write_gate && repeats(in.write_gate_strides, in.HV)) ||
+      (in.a && (repeats(in.a_strides, in.H) || repeats(in.b_strides, in.H)))) {
+    return "a, b, p or write_gate: a stride of 0";
+  }
   return nullptr;
 }
 
@@ -67,19 +112,42 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   const Shape shape = shape_of(in);
   const Tiles tiles = tiles_at(base, at.tiles);
 
+  PrepArguments prep = {};
   ScanArguments scan = {};
   cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in);
   if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in);
   if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in);
   if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in);
+  if (status == cudaSuccess && in.p) status = encode(&scan.x, in.p, in.p_strides, in.H, in);
+  if (status == cudaSuccess && in.write_gate) status = encode(&scan.x, in.write_gate, in.write_gate_strides, in.HV, in);
   if (status != cudaSuccess) return status;
-  PrepArguments prep = prep_of(in, shape, tiles);
-  prep.k = scan.k;
-  scan.shape = shape;
-  scan.tiles = tiles;
-  scan.scale = in.scale;
+  if (status == cudaSuccess && in.a) status = encode(&prep.x, in.a, in.a_strides, in.H, in);
+  if (status == cudaSuccess && in.b) status = encode(&prep.b, in.b, in.b_strides, in.H, in);
+  if (status != cudaSuccess) return status;
+  prep.q = scan.q, prep.k = scan.k;
+  if (in.p) prep.x = scan.x;
+  prep.x_rows = static_cast<const __nv_bfloat16 *>(in.p ? in.p : in.erase_gate);
+  prep.x_strides = in.p ? in.p_strides : in.erase_gate_strides;
+  prep.has_l2norm = in.has_l2norm, prep.reads_before = in.reads_before;
+  prep.activations = in.activations;
+  prep.q_rows = static_cast<const __nv_bfloat16 *>(in.q), prep.q_strides = in.q_strides;
+  prep.k_rows = static_cast<const __nv_bfloat16 *>(in.k), prep.k_strides = in.k_strides;
+  prep.shape = scan.shape = shape;
+  prep.tiles = scan.tiles = tiles;
+  prep.scale = scan.scale = in.scale;
+  prep.g = in.g, prep.g_strides = in.g_strides, prep.g_type = in.g_type;
+  prep.g_is_bounded = is_bounded(in);
+  prep.beta = in.beta, prep.beta_strides = in.beta_strides, prep.beta_type = in.beta_type;
   prep.o = in.o, prep.o_strides = in.o_strides, prep.o_rows_left_over = in.cu_seqlens != nullptr;
-  status = launch_prep(prep, in.gate, in.erase, stream);
+  if (makes_gate(in)) {
+    float *made = reinterpret_cast<float *>(base + at.gate);
+    status = launch_gate(prep, made, stream);
+    if (status != cudaSuccess) return status;
+    const int64_t token = in.HV * kKey;
+    prep.g = made, prep.g_type = Sm90Real::kFloat32, prep.g_strides = {in.T * token, token, kKey};
+  }
+  const Sm90Gate gate = kernel_gate(in);
+  status = launch_prep(prep, gate, in.erase, stream);
   if (status != cudaSuccess) return status;
 
   const bool by_key = in.layout == Sm90Layout::kKeyValue;
@@ -91,7 +159,7 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   if (scan.segments > 1) {
     float *start = reinterpret_cast<float *>(base + at.start);
     scan.summary = reinterpret_cast<float *>(base + at.summary);
-    status = launch_summary(scan, in.gate, in.erase, stream);
+    status = launch_summary(scan, gate, in.erase, stream);
     if (status != cudaSuccess) return status;
     const LinkArguments link = {static_cast<int>(in.N * in.HV), scan.segments,   scan.summary, in.initial_state,
                                 scan.start_key,                 scan.start_value, start};
@@ -99,7 +167,7 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
     if (status != cudaSuccess) return status;
     scan.start_state = start, scan.start_key = 1, scan.start_value = kKey;
   }
-  return launch_scan(scan, in.gate, in.erase, stream);
+  return launch_scan(scan, gate, in.erase, stream);
 }
 
 }  // namespace fw

@@ -41,30 +41,40 @@ struct Parts {
   }
 };
 
+// Without a gate, factors of a token (a norm, an erase key of its own) are those of a gate of 0.
+inline Sm90Gate kernel_gate(const Sm90Forward &in) {
+  if (in.erase == Sm90Erase::kIndependent) return Sm90Gate::kVector;
+  const bool has_factors = in.has_l2norm || in.erase == Sm90Erase::kSeparate || in.reads_before;
+  return in.gate == Sm90Gate::kNone && has_factors ? Sm90Gate::kScalar : in.gate;
+}
+
 // Where prep leaves its tiles.
 struct TileLayout {
-  size_t solve, factors, scores, scores_low, k_start, q_start, k_end;
+  size_t solve, factors, scores, scores_low, x_start, q_start, k_end, b_end;
 };
 
-inline TileLayout lay_out_tiles(Parts &parts, const Sm90Forward &in, bool for_backward) {
+inline TileLayout lay_out_tiles(Parts &parts, const Sm90Forward &in) {
   const size_t tiles = static_cast<size_t>(slots(in)) * in.HV;
-  const bool is_vector = in.gate == Sm90Gate::kVector, erases = in.erase == Sm90Erase::kShared;
+  const bool is_vector = kernel_gate(in) == Sm90Gate::kVector, erases = in.erase != Sm90Erase::kNone;
+  const bool is_independent = in.erase == Sm90Erase::kIndependent, solves = erases && !is_independent;
   TileLayout at = {};
-  at.solve = parts.take(erases ? tiles * 2 * kTileBytes : 0);
+  at.solve = parts.take(solves ? tiles * 2 * kTileBytes : 0);
   at.factors = parts.take(tiles * (is_vector ? sizeof(VectorFactors) : sizeof(Factors)));
   at.scores = parts.take(is_vector ? tiles * kTileBytes : 0);
-  at.scores_low = parts.take(is_vector && erases && for_backward ? tiles * kTileBytes : 0);
-  at.k_start = parts.take(is_vector && erases ? tiles * 2 * kTileBytes : 0);
+  at.scores_low = parts.take(is_vector && solves ? tiles * kTileBytes : 0);
+  at.x_start = parts.take(is_vector && erases ? tiles * 2 * kTileBytes : 0);
   at.q_start = parts.take(is_vector ? tiles * 2 * kTileBytes : 0);
   at.k_end = parts.take(is_vector ? tiles * 2 * kTileBytes : 0);
+  at.b_end = parts.take(is_independent ? tiles * 2 * kTileBytes : 0);
   return at;
 }
 
 inline Tiles tiles_at(unsigned char *base, const TileLayout &at) {
   return {base + at.solve,   reinterpret_cast<Factors *>(base + at.factors),
-          base + at.scores,  base + at.k_start,
+          base + at.scores,  base + at.x_start,
           base + at.q_start, base + at.k_end,
-          reinterpret_cast<VectorFactors *>(base + at.factors), base + at.scores_low};
+          base + at.b_end,   reinterpret_cast<VectorFactors *>(base + at.factors),
+          base + at.scores_low};
 }
 
 // Of one state a (sequence, head, segment), in floats; 0 when there is one segment.
@@ -101,20 +111,6 @@ inline cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides 
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-// Of the call; the caller fills in k's map, and o where rows of no sequence are to be zeroed.
-inline PrepArguments prep_of(const Sm90Forward &in, const Shape &shape, const Tiles &tiles) {
-  PrepArguments prep = {};
-  prep.q_rows = static_cast<const __nv_bfloat16 *>(in.q), prep.q_strides = in.q_strides;
-  prep.k_rows = static_cast<const __nv_bfloat16 *>(in.k), prep.k_strides = in.k_strides;
-  prep.shape = shape;
-  prep.tiles = tiles;
-  prep.scale = in.scale;
-  prep.g = in.g, prep.g_strides = in.g_strides, prep.g_type = in.g_type;
-  prep.g_is_bounded = in.g_min * 15 >= -80;
-  prep.beta = in.beta, prep.beta_strides = in.beta_strides, prep.beta_type = in.beta_type;
-  return prep;
 }
 
 }  // namespace fw::sm90

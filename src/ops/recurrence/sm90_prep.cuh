@@ -9,9 +9,12 @@
 namespace fw::sm90 {
 
 struct PrepArguments {
-  CUtensorMap k;
+  CUtensorMap q, k, x, b;  // x: a separate erase key, or a; b: of independent erase keys
   const __nv_bfloat16 *q_rows, *k_rows;
-  Sm90Strides q_strides, k_strides;
+  const __nv_bfloat16 *x_rows;  // p, or of a vector gate the erase gate
+  Sm90Strides q_strides, k_strides, x_strides;
+  bool has_l2norm, reads_before;  // a norm: g of a vector gate is fp32
+  Sm90Activations activations;
   Shape shape;
   Tiles tiles;
   const void *g, *beta;
@@ -28,13 +31,6 @@ struct PrepArguments {
 // The prep of a backward never lets beta be smaller than this, so that V' can be divided by it; at or below, it counts as 0.
 constexpr float kLeastBeta = 0x1p-40f;
 
-__device__ __forceinline__ float load_beta(const PrepArguments &in, const Chunk &chunk, int hv, int token) {
-  if (token >= chunk.rows) return 0.0f;
-  const Sm90Strides &s = in.beta_strides;
-  const float beta = load_real(in.beta, in.beta_type, chunk.batch * s.batch + (chunk.start + token) * s.token + hv * s.head);
-  return in.for_backward && fabsf(beta) < kLeastBeta ? copysignf(kLeastBeta, beta) : beta;
-}
-
 // Rows of o that no sequence of a pack has, 64 a slot; 128 threads.
 __device__ __forceinline__ void zero_rows_outside(const PrepArguments &in, int slot, int hv, int thread) {
   if (!in.o_rows_left_over) return;
@@ -47,7 +43,12 @@ __device__ __forceinline__ void zero_rows_outside(const PrepArguments &in, int s
   for (int i = 0; i < 8; ++i) out[i] = make_uint4(0, 0, 0, 0);
 }
 
+// Vector gates of logits, or of 16 bits, as fp32 [B, T, HV, 128].
+cudaError_t launch_gate(const PrepArguments &, float *out, cudaStream_t);
+
 cudaError_t launch_prep_vector(const PrepArguments &, Sm90Erase, cudaStream_t);
+
+cudaError_t launch_prep_independent(const PrepArguments &, cudaStream_t);
 
 cudaError_t launch_prep(const PrepArguments &, Sm90Gate, Sm90Erase, cudaStream_t);
 

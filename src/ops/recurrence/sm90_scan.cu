@@ -13,16 +13,20 @@
 //          O^T = S^T Q^T                  8 x m64n64k16   meanwhile W^T = beta (V^T - exp(G) X^T)
 //          V'^T = W^T T^T                12 x m64n64k16   W and T as two bf16 each; meanwhile S decays
 //          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16  meanwhile O is scaled, V' split
-//          O^T += V'^T P^T                8 x m64n64k16   V' as two bf16; meanwhile S^T becomes bf16
-// One bf16 each for T, W and the V' of the outputs misses the error bound of o when q, k, v and the state have one sign
-// (2.0 to 2.5 times the yardstick, allowed 2.0; with two 1.4 to 1.7): errors of one row that the next rows would correct
-// stay to the end of the chunk.
+//          O^T += V'^T P^T               12 x m64n64k16   V' and P as two bf16; meanwhile S^T becomes bf16
+// One bf16 for T, W, P or the V' of the outputs misses the error bound of o when q, k, v and the state have one sign (up to
+// 3.2 times the yardstick at 64 tokens, allowed 2.0; with two of each 0.9): errors of one row that the next rows would
+// correct stay to the end of the chunk.
+// With independent erase keys prep has made of them tiles W, B, K, Q and P (sm90_prep_independent.cu): X^T = S^T W^T, no
+// solve, S^T += X^T B + V^T K (8 x m64n128k16), O^T += V^T P^T (4 x m64n64k16).
 // Roles of the summary (what a segment does to any state): warpgroup 1 the same chain without outputs, from zero, giving
 // H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
 // Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
 // tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
-// Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, P 8192, factors 2128; staging of o 8192; 3 stages: 211 KB.
-// With a vector gate also k exp(G_end - G) 16384, factors 896; 2 stages: 170 KB.
+// X is read by the erase key: k, or p, which has a tile of its own. A write gate multiplies V in fp32.
+// Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, P 2 x 8192, factors 2704; staging of o 8192; 2 stages: 160 KB,
+// with p (16384) 192 KB; without an erase no T, one P, 3 stages: 165 KB. With a vector gate also k exp(G_end - G) 16384,
+// write gate 8192, factors 896; 2 stages: 186 KB, 202 KB with a write gate, 170 KB with independent keys.
 #include "ops/recurrence/sm90_chain.cuh"
 #include "ops/recurrence/sm90_kept.cuh"
 
@@ -34,7 +38,7 @@ namespace {
 template <Sm90Gate kGate, Sm90Erase kErase, bool kValues, bool kOutputs, bool kKeeps = false, class Shared>
 __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &shared, const Work &work, float (&s)[64], int thread) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  constexpr bool kSolve = kErase == Sm90Erase::kShared, kScalar = kGate == Sm90Gate::kScalar;
+  constexpr bool kSolve = kSolves<kErase>, kRead = kReads<kErase>, kScalar = kGate == Sm90Gate::kScalar;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4, part = lane / 8;
   // This lane's row of the 8x8 tiles of a [tokens][values] tile; + 2048 bytes for 16 tokens.
   const uint32_t corner = swizzled(8 * (part >> 1) + lane % 8, (16 * warp + 8 * (part & 1)) * 2);
@@ -64,8 +68,10 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
   for (int left = work.length; left > 0; left -= kChunk) {
     const auto &stage = shared.stage[ring.slot];
     const auto &factors = shared.factors[ring.slot];
-    const uint64_t k_sum = rows_along_sum(shared_address(stage.k)), q_sum = rows_along_sum(shared_address(stage.q));
+    const uint64_t x_sum = rows_along_sum(shared_address(kHasX<kGate, kErase> ? stage.x : stage.k));
+    const uint64_t q_sum = rows_along_sum(shared_address(stage.q));
     const uint64_t k_free = rows_along_free(shared_address(kVector ? stage.k_end : stage.k), kTileBytes);
+    const uint64_t b_free = rows_along_free(shared_address(stage.b_end), kTileBytes);
     const uint64_t solve = rows_along_sum(shared_address(stage.solve));
     const uint64_t scores = rows_along_sum(shared_address(stage.scores));
     // The compiler follows sums in flight around the loop only up to a wait for all of them.
@@ -86,12 +92,12 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
     }
     float decay = 1.0f;
     if constexpr (kScalar) decay = factors.all[0];
-    if constexpr (kSolve) {
+    if constexpr (kRead) {
       hold(x);
       product_fence();
 #pragma unroll
       for (int step = 0; step < 8; ++step) {
-        multiply_n64(x, sa[step], advance(k_sum, step / 4 * kTileBytes + step % 4 * 32), step > 0);
+        multiply_n64(x, sa[step], advance(x_sum, step / 4 * kTileBytes + step % 4 * 32), step > 0);
       }
       product_commit();
     }
@@ -118,6 +124,14 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
       for (int i = 0; i < 32; ++i) {
         const uint32_t v = a[i / 8][i / 2 % 4];
         w[i] = beta[i / 8 * 4 + i / 4 % 2 * 2 + i % 2] * (i % 2 ? high_bf16(v) : low_bf16(v));
+      }
+      if constexpr (kHasWriteGate<kGate, kErase>) {
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+          load_tiles_transposed(low[pair], shared_address(stage.write_gate) + corner + 2048 * pair);
+        }
+#pragma unroll
+        for (int i = 0; i < 32; ++i) w[i] *= i % 2 ? high_bf16(low[i / 8][i / 2 % 4]) : low_bf16(low[i / 8][i / 2 % 4]);
       }
       hold(w);
     }
@@ -167,7 +181,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
       }
     }
     product_wait<0>();
-    if constexpr (kSolve) hold(x);
+    if constexpr (kRead) hold(x);
 
     // S^T += (V' exp(G_end - G))^T K
     hold(s);
@@ -181,11 +195,13 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
                                  : pack_bf16(rest[n] * low_bf16(v), rest[n + 1] * high_bf16(v));
       }
       if constexpr (kSolve) v = pack_bf16(x[e], x[e + 1]);
+      if constexpr (kRead && !kSolve) b[i / 4][i % 4] = pack_bf16(x[e], x[e + 1]);
     }
     product_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      multiply_n128_free(s, kScalar ? b[step] : a[step], advance(k_free, step * 2048), 1);
+      if (kValues || kSolve) multiply_n128_free(s, kScalar ? b[step] : a[step], advance(k_free, step * 2048), 1);
+      if (kRead && !kSolve) multiply_n128_free(s, b[step], advance(b_free, step * 2048), 1);
     }
     product_commit();
     if constexpr (kKeeps) {
@@ -214,6 +230,9 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
       if constexpr (kSolve) {
 #pragma unroll
         for (int step = 0; step < 4; ++step) multiply_n64(o, low[step], advance(scores, step * 32), 1);
+        const uint64_t scores_low = rows_along_sum(shared_address(stage.scores_low));
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(o, a[step], advance(scores_low, step * 32), 1);
       }
       product_commit();
       barrier_wait(shared_address(&shared.o_emptied), emit_parity);
@@ -243,7 +262,7 @@ constexpr int threads_of(Sm90Gate gate, bool summary) {
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  auto &shared = *cuda::dynamic_shared<ScanShared<kGate>>();
+  auto &shared = *cuda::dynamic_shared<ScanShared<kGate, kErase>>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     init_chain_barriers(shared, kSummary ? 16 : 8);
@@ -261,7 +280,7 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
     if (thread < 32) {
       load_chunks<kGate, kErase, kSummary>(in, shared, work, thread);
     } else if (!kSummary && thread < 64) {
-      store_outputs<kGate>(in, shared, work, thread - 32);
+      store_outputs(in, shared, work, thread - 32);
     }
   } else if constexpr (kSummary) {
     registers_grow<224>();
@@ -305,15 +324,15 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
   cluster_barrier();
 }
 
-template <Sm90Gate kGate>
-struct __align__(1024) StatesShared : ScanShared<kGate> {
+template <Sm90Gate kGate, Sm90Erase kErase>
+struct __align__(1024) StatesShared : ScanShared<kGate, kErase> {
   KeptState kept;
 };
 
 // The scan without outputs for the backward: warps 0 to 2 load and store, warpgroup 1 is the chain.
 template <Sm90Gate kGate, Sm90Erase kErase>
 __global__ void __launch_bounds__(256, 1) states_kernel(const __grid_constant__ ScanArguments in) {
-  auto &shared = *cuda::dynamic_shared<StatesShared<kGate>>();
+  auto &shared = *cuda::dynamic_shared<StatesShared<kGate, kErase>>();
   const int thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
     init_chain_barriers(shared, 8);
@@ -343,7 +362,7 @@ __global__ void __launch_bounds__(256, 1) states_kernel(const __grid_constant__ 
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 cudaError_t launch(const ScanArguments &in, cudaStream_t stream) {
   const int segments = !kSummary || in.turned ? in.segments : in.segments - 1;
-  return launch_pairs<ScanShared<kGate>>(scan_kernel<kGate, kErase, kSummary>, in, segments, threads_of(kGate, kSummary), stream);
+  return launch_pairs<ScanShared<kGate, kErase>>(scan_kernel<kGate, kErase, kSummary>, in, segments, threads_of(kGate, kSummary), stream);
 }
 
 struct Scan {
@@ -357,18 +376,27 @@ struct Summary {
 struct States {
   template <Sm90Gate kGate, Sm90Erase kErase>
   static cudaError_t run(const ScanArguments &in, cudaStream_t stream) {
-    return launch_pairs<StatesShared<kGate>>(states_kernel<kGate, kErase>, in, in.segments, 256, stream);
+    return launch_pairs<StatesShared<kGate, kErase>>(states_kernel<kGate, kErase>, in, in.segments, 256, stream);
   }
 };
+
+// Also with erase keys that are not k.
+template <class Body>
+cudaError_t dispatch(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  if (erase == Sm90Erase::kIndependent) return Body::template run<Sm90Gate::kVector, Sm90Erase::kIndependent>(in, stream);
+  if (erase != Sm90Erase::kSeparate) return dispatch_rows<Body>(gate, erase, in, stream);
+  return gate == Sm90Gate::kVector ? Body::template run<Sm90Gate::kVector, Sm90Erase::kSeparate>(in, stream)
+                                   : Body::template run<Sm90Gate::kScalar, Sm90Erase::kSeparate>(in, stream);
+}
 
 }  // namespace
 
 cudaError_t launch_scan(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
-  return dispatch_rows<Scan>(gate, erase, in, stream);
+  return dispatch<Scan>(in, gate, erase, stream);
 }
 
 cudaError_t launch_summary(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
-  return dispatch_rows<Summary>(gate, erase, in, stream);
+  return dispatch<Summary>(in, gate, erase, stream);
 }
 
 cudaError_t launch_states(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {

@@ -16,6 +16,7 @@ struct Kept {
 
 struct ScanArguments {
   CUtensorMap q, k, v, o;
+  CUtensorMap x;  // a separate erase key; of a vector gate the write gate
   Shape shape;
   Tiles tiles;
   int segments;              // of every sequence, equal numbers of chunks

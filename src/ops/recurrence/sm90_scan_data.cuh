@@ -10,31 +10,46 @@
 
 namespace fw::sm90 {
 
-// How deep loads run ahead; with a vector gate a third stage does not fit.
-template <Sm90Gate kGate>
-constexpr int kStages = kGate == Sm90Gate::kVector ? 2 : 3;
+// A tile of the erase key (with a vector gate the image in the place of k is of it) and one of the write gate.
+template <Sm90Gate kGate, Sm90Erase kErase>
+constexpr bool kHasX = kErase == Sm90Erase::kSeparate && kGate != Sm90Gate::kVector;
+template <Sm90Gate kGate, Sm90Erase kErase>
+constexpr bool kHasWriteGate = kErase == Sm90Erase::kSeparate && kGate == Sm90Gate::kVector;
+
+// Whether V' is T times what X left of V, and whether there is X at all: what the erase reads.
+template <Sm90Erase kErase>
+constexpr bool kSolves = kErase == Sm90Erase::kShared || kErase == Sm90Erase::kSeparate;
+template <Sm90Erase kErase>
+constexpr bool kReads = kErase != Sm90Erase::kNone;
+
+// How deep loads run ahead; with a vector gate or a solve a third stage does not fit.
+template <Sm90Gate kGate, Sm90Erase kErase>
+constexpr int kStages = kGate == Sm90Gate::kVector || kSolves<kErase> ? 2 : 3;
 
 // kLow: the scores have a second image, of what bf16 left.
-template <Sm90Gate kGate, bool kLow = false>
+template <Sm90Gate kGate, Sm90Erase kErase, bool kLow = false>
 struct __align__(1024) Stage {
   static constexpr bool kVector = kGate == Sm90Gate::kVector;
-  unsigned char k[2 * kTileBytes];  // vector gate: k exp(G), and q likewise
+  unsigned char k[2 * kTileBytes];  // vector gate: the erase key times exp(G), and q likewise
   unsigned char q[2 * kTileBytes];
+  unsigned char x[kHasX<kGate, kErase> ? 2 * kTileBytes : 0];
   unsigned char k_end[kVector ? 2 * kTileBytes : 0];  // k exp(G_end - G)
+  unsigned char b_end[kErase == Sm90Erase::kIndependent ? 2 * kTileBytes : 0];
   unsigned char v[kTileBytes];
-  unsigned char solve[kTileBytes], solve_low[kTileBytes];
+  unsigned char write_gate[kHasWriteGate<kGate, kErase> ? kTileBytes : 0];
+  unsigned char solve[kSolves<kErase> ? kTileBytes : 0], solve_low[kSolves<kErase> ? kTileBytes : 0];
   unsigned char scores[kTileBytes];
   unsigned char scores_low[kLow ? kTileBytes : 0];
 };
 
-template <Sm90Gate kGate>
+template <Sm90Gate kGate, Sm90Erase kErase>
 struct __align__(1024) ScanShared {
-  static constexpr int kDepth = kStages<kGate>;
-  static constexpr bool kLow = false;
-  Stage<kGate> stage[kStages<kGate>];
+  static constexpr int kDepth = kStages<kGate, kErase>;
+  static constexpr bool kLow = kSolves<kErase>;
+  Stage<kGate, kErase, kLow> stage[kDepth];
   unsigned char o[kTileBytes];
-  std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kStages<kGate>];
-  uint64_t full[kStages<kGate>], scored[kStages<kGate>], empty[kStages<kGate>], tail, o_filled, o_emptied;
+  std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kDepth];
+  uint64_t full[kDepth], scored[kDepth], empty[kDepth], tail, o_filled, o_emptied;
 };
 
 // The part of a sequence that one pair scans.
@@ -61,9 +76,12 @@ __device__ __forceinline__ Work work_of(const ScanArguments &in, int segments_do
 // kSummary: without q and scores. kReverse: from the last chunk to the first, v may be absent.
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary, bool kReverse = false, class Shared>
 __device__ __forceinline__ void load_chunks(const ScanArguments &in, Shared &shared, const Work &work, int lane) {
-  constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kErase == Sm90Erase::kShared;
-  constexpr bool kKeys = kSolve || !kVector, kFactors = kSolve || kGate != Sm90Gate::kNone;
-  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary) * (1 + Shared::kLow);
+  constexpr bool kVector = kGate == Sm90Gate::kVector, kSolve = kSolves<kErase>;
+  constexpr bool kIndependent = kErase == Sm90Erase::kIndependent;
+  constexpr bool kX = kHasX<kGate, kErase>, kWriteGate = kHasWriteGate<kGate, kErase>;
+  constexpr bool kKeys = kReads<kErase> || !kVector, kFactors = kReads<kErase> || kGate != Sm90Gate::kNone;
+  constexpr uint32_t kTiles = 1 + kKeys * 2 + !kSummary * 2 + kVector * 2 + kSolve * 2 + (kVector && !kSummary) * (1 + Shared::kLow) +
+                              kX * 2 + kWriteGate + kIndependent * 2;
   constexpr uint32_t kBytes = kTiles * kTileBytes + (kFactors ? static_cast<uint32_t>(sizeof(shared.factors[0])) : 0);
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
@@ -93,10 +111,12 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, Shared &sha
         const auto both = [&](unsigned char *to, const unsigned char *from) {
           load_bytes_to(shared_address(to) + half, from + 2 * image + half, kTileBytes, barrier, 3);
         };
-        if constexpr (kSolve) both(stage.k, in.tiles.k_start);
+        if constexpr (kKeys) both(stage.k, in.tiles.x_start);
         if (has_v) load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
+        if constexpr (kWriteGate) load_box(shared_address(stage.write_gate), &in.x, barrier, 64 * rank, work.hv, row, work.batch);
         load_bytes(factors, in.tiles.vector_factors + index, sizeof(VectorFactors), barrier);
         both(stage.k_end, in.tiles.k_end);
+        if constexpr (kIndependent) both(stage.b_end, in.tiles.b_end);
         if constexpr (!kSummary) {
           both(stage.q, in.tiles.q_start);
           load_bytes_to(shared_address(stage.scores) + part, in.tiles.scores + image + part, kTileBytes / 2, barrier, 3);
@@ -105,6 +125,7 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, Shared &sha
           }
         }
       } else {
+        if constexpr (kX) load_box_to(shared_address(stage.x) + half, &in.x, barrier, 3, 64 * rank, h, row, work.batch);
         load_box_to(shared_address(stage.k) + half, &in.k, barrier, 3, 64 * rank, h, row, work.batch);
         if (has_v) load_box(shared_address(stage.v), &in.v, barrier, 64 * rank, work.hv, row, work.batch);
         if constexpr (kFactors) load_bytes(factors, in.tiles.factors + index, sizeof(Factors), barrier);
@@ -125,8 +146,10 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, Shared &sha
       for (int i = lane; i < (kChunk - left) * 8; i += 32) {
         const int offset = (left + i / 8) * 128 + i % 8 * 16;
         *reinterpret_cast<uint4 *>(stage.v + offset) = zero;
+        if constexpr (kWriteGate) *reinterpret_cast<uint4 *>(stage.write_gate + offset) = zero;
         for (int side = 0; side < (kVector ? 0 : 2); ++side) {
           *reinterpret_cast<uint4 *>(stage.k + side * kTileBytes + offset) = zero;
+          if constexpr (kX) *reinterpret_cast<uint4 *>(stage.x + side * kTileBytes + offset) = zero;
           if constexpr (!kSummary) *reinterpret_cast<uint4 *>(stage.q + side * kTileBytes + offset) = zero;
         }
       }
@@ -138,8 +161,8 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, Shared &sha
 }
 
 // One warp: the outputs, a chunk at a time, from the staging tile to rows of o.
-template <Sm90Gate kGate>
-__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kGate> &shared, const Work &work,
+template <Sm90Gate kGate, Sm90Erase kErase>
+__device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShared<kGate, kErase> &shared, const Work &work,
                                               int lane) {
   const uint32_t filled = shared_address(&shared.o_filled), emptied = shared_address(&shared.o_emptied);
   if (work.length > 0) {  // the chain fills the tile once before it has outputs
