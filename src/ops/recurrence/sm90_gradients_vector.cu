@@ -11,8 +11,8 @@
 // global memory by the threads that own them.
 //   1. thread 0 loads; <S, dS>; warpgroup 0 d_o S^T, d_o V'^T; warpgroup 1 E S^T, V' dS^T, E V'^T; dv, dbeta; B1 and B2 to
 //      images, their diagonal blocks to fp32.
-//   2. The 64x128 sums to shared memory; thread (pair, block) takes two keys of 16 rows; decayed q, k to tiles.
-//   3. warp w: keys 16w .. 16w + 15 of the products between blocks, mma m16n8k16.
+//   2. The 64x128 sums to shared memory; thread (pair, block) has two keys of 16 rows: it scales the sums; decayed q, k to tiles.
+//   3. warp w: keys 16w .. 16w + 15 of the products between blocks, mma m16n8k16, added to the sums.
 //   4. Rows of the block from the last to the first; dq, dk, dg leave.
 // Shared memory: states and rows 114688, in their place sums 3 x 34816; tiles 3 x 16384, B1 and B2 2 x 8192, diagonal blocks
 // 8192, totals 2048, flows 9728, factors 896: 197 KB. Handing over: one mbarrier for loads, else __syncthreads.
@@ -34,7 +34,7 @@ struct LoadedTiles {
 struct __align__(1024) VectorGradientShared {
   union {
     LoadedTiles loaded;
-    float sums[3][kChunk * kFloatPitch];  // d_o S^T, E S^T, V' dS^T; then products between blocks: q, k, and of keys
+    float sums[3][kChunk * kFloatPitch];  // d_o S^T, E S^T, V' dS^T; then scaled, and what other blocks give added
   };
   unsigned char q_left[2 * kTileBytes], k_left[2 * kTileBytes], right[2 * kTileBytes];
   unsigned char b1[kTileBytes], b2[kTileBytes];
@@ -53,6 +53,11 @@ struct GradientSides {
   int pair;
   Rows rows;
   uint32_t q[16], k[16];
+  // Keeps the compiler from holding unpacked keys across this point: they do not fit in registers.
+  __device__ __forceinline__ void forget() {
+#pragma unroll
+    for (int r = 0; r < 16; ++r) hold(q[r]), hold(k[r]);
+  }
   __device__ __forceinline__ float2 total(int b) const { return shared.total[b][pair]; }
   __device__ __forceinline__ void left(uint32_t at, int r, float2 through, float2) {
     put(shared.q_left, at, scaled<false>(q[r], through));
@@ -146,40 +151,51 @@ __device__ __forceinline__ void run_products(const GradientArguments &in, Vector
   const LoadedTiles &from = shared.loaded;
   float p[64], d[32];
   if (group == 0) {
-    hold(p), hold(d);
+    hold(d);
     product_fence();
-    multiply_states(p, from.d_o, from.states);
     multiply_rows_of(d, from.d_o, from.written);
     product_commit();
     store_value_gradient(in, from.e, kSolve ? &shared.factors.beta : nullptr, chunk, hv, thread);
     product_wait<0>();
-    hold(p), hold(d);
+    hold(d);
 #pragma unroll
     for (int i = 0; i < 32; ++i) d[i] *= in.scale;
     keep_scores<0>(shared, d, warp, lane);
+    hold(p);
+    product_fence();
+    multiply_states(p, from.d_o, from.states);
+    product_commit();
+    product_wait<0>();
+    hold(p);
     __syncthreads();
     store_sums(p, shared.sums[0], warp, lane);
   } else {
     float reads[64];
-    hold(p);
-    product_fence();
-    multiply_states(p, from.written, from.d_states);
     if constexpr (kSolve) {
-      hold(reads), hold(d);
-      multiply_states(reads, from.e, from.states);
+      hold(d);
+      product_fence();
       multiply_rows_of(d, from.e, from.written);
-    }
-    product_commit();
-    product_wait<0>();
-    hold(p);
-    if constexpr (kSolve) {
-      hold(reads), hold(d);
+      product_commit();
       const float beta0 = at_token(shared.factors.beta, 16 * warp + g), beta8 = at_token(shared.factors.beta, 16 * warp + g + 8);
+      product_wait<0>();
+      hold(d);
       if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, chunk, hv, warp, g, t);
 #pragma unroll
       for (int i = 0; i < 32; ++i) d[i] *= i & 2 ? -beta8 : -beta0;
       keep_scores<1>(shared, d, warp, lane);
+      hold(reads);
+      product_fence();
+      multiply_states(reads, from.e, from.states);
+      product_commit();
+      product_wait<0>();
+      hold(reads);
     }
+    hold(p);
+    product_fence();
+    multiply_states(p, from.written, from.d_states);
+    product_commit();
+    product_wait<0>();
+    hold(p);
     __syncthreads();
     store_sums(p, shared.sums[2], warp, lane);
     if constexpr (kSolve) store_sums(reads, shared.sums[1], warp, lane);
@@ -262,9 +278,13 @@ __device__ __forceinline__ void multiply_between(VectorGradientShared &shared, i
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
       const int n = i / 4, e = i % 4, at = (16 * block + g + e * 4) * kFloatPitch + 16 * warp + 8 * n + 2 * t;
-      *reinterpret_cast<float2 *>(shared.sums[0] + at) = make_float2(of_q[block][n][e], of_q[block][n][e + 1]);
-      if (kSolve) *reinterpret_cast<float2 *>(shared.sums[1] + at) = make_float2(of_k[block][n][e], of_k[block][n][e + 1]);
-      *reinterpret_cast<float2 *>(shared.sums[2] + at) = make_float2(of_keys[block][n][e], of_keys[block][n][e + 1]);
+      const auto add_pair = [&](int which, int place, const float (&x)[2][4]) {
+        float2 *to = reinterpret_cast<float2 *>(shared.sums[which] + place);
+        *to = plus(*to, make_float2(x[n][e], x[n][e + 1]));
+      };
+      add_pair(0, at + 16 * kFloatPitch, of_q[block]);
+      if (kSolve) add_pair(1, at + 16 * kFloatPitch, of_k[block]);
+      add_pair(2, at, of_keys[block]);
     }
   }
 }
@@ -341,60 +361,62 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
     shared.total[block][pair] = all;
     __syncthreads();
 
-    // Gradients of what q and k read before the block, at its start, and of its keys at its end.
-    float2 of_q[16], of_k[kSolve ? 16 : 1], of_keys[16];
+    // The sums become gradients of what q and k read before the block, at its start, and of its keys at its end.
+    const auto sum_at = [&](int which, int r) -> float2 & {
+      return *reinterpret_cast<float2 *>(shared.sums[which] + (16 * block + r) * kFloatPitch + 2 * pair);
+    };
     float2 before = make_float2(1.0f, 1.0f), after = before;
     for (int b = 0; b < block; ++b) before = times(before, shared.total[b][pair]);
     for (int b = 3; b > block; --b) after = times(after, shared.total[b][pair]);
     float2 run = make_float2(1.0f, 1.0f), flow = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (int r = 0; r < 16; ++r) {
-      const int at = (16 * block + r) * kFloatPitch + 2 * pair;
-      const float2 q = unpacked<false>(sides.q[r]), k = unpacked<false>(sides.k[r]);
-      of_q[r] = times(before, *reinterpret_cast<const float2 *>(shared.sums[0] + at));
-      of_q[r] = times(of_q[r], make_float2(in.scale, in.scale));
-      of_keys[r] = times(after, *reinterpret_cast<const float2 *>(shared.sums[2] + at));
+      const float2 of_q = times(times(before, make_float2(in.scale, in.scale)), sum_at(0, r));
+      sum_at(0, r) = of_q;
       run = times(run, rows.decay[r]);
-      float2 read = times(q, of_q[r]);
+      float2 read = times(unpacked<false>(sides.q[r]), of_q);
       if constexpr (kSolve) {
         const float beta = -at_token(shared.factors.beta, 16 * block + r);
-        of_k[r] = times(before, *reinterpret_cast<const float2 *>(shared.sums[1] + at));
-        of_k[r] = times(of_k[r], make_float2(beta, beta));
-        read = fused(k, of_k[r], read);
+        const float2 of_k = times(times(before, make_float2(beta, beta)), sum_at(1, r));
+        sum_at(1, r) = of_k;
+        read = fused(unpacked<false>(sides.k[r]), of_k, read);
       }
       flow = fused(run, read, flow);
     }
     *reinterpret_cast<float2 *>(shared.reads[block] + 2 * pair) = flow;
+    sides.forget();
     run = make_float2(1.0f, 1.0f), flow = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (int r = 15; r >= 0; --r) {
-      flow = fused(times(run, unpacked<false>(sides.k[r])), of_keys[r], flow);
+      const float2 of_key = times(after, sum_at(2, r));
+      sum_at(2, r) = of_key;
+      flow = fused(times(run, unpacked<false>(sides.k[r])), of_key, flow);
       run = times(run, rows.decay[r]);
     }
     *reinterpret_cast<float2 *>(shared.writes[block] + 2 * pair) = flow;
+    sides.forget();
     store_blocks(sides, block);
     __syncthreads();
     multiply_between<kErase>(shared, warp, lane);
     __syncthreads();
+    float2 of_keys[16];
 #pragma unroll
-    for (int r = 0; r < 16; ++r) {
-      const int at = (16 * block + r) * kFloatPitch + 2 * pair, earlier = at - 16 * kFloatPitch;
-      if (block > 0) of_q[r] = plus(of_q[r], *reinterpret_cast<const float2 *>(shared.sums[0] + earlier));
-      if (kSolve && block > 0) of_k[r] = plus(of_k[r], *reinterpret_cast<const float2 *>(shared.sums[1] + earlier));
-      if (block < 3) of_keys[r] = plus(of_keys[r], *reinterpret_cast<const float2 *>(shared.sums[2] + at));
-    }
+    for (int r = 0; r < 16; ++r) of_keys[r] = sum_at(2, r);
     const float2 passing = in.dg ? passing_flow(shared, pair, block) : make_float2(0.0f, 0.0f);
 
-    float2 d_run = make_float2(0.0f, 0.0f);
+    float d_run[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 15; i >= 0; --i) {
+      sides.forget();
+      hold(d_run);  // and loads of scores stay behind
       const float2 q = unpacked<false>(sides.q[i]), k = unpacked<false>(sides.k[i]), decay = rows.decay[i];
       const float diagonal = shared.inner[block][i][i].x;
       float2 dq = make_float2(diagonal * k.x, diagonal * k.y), dx = make_float2(0.0f, 0.0f), between = dx, dg = passing;
       between = make_float2(1.0f, 1.0f);
       float2 dk = fused(diagonal, q, of_keys[i]);
-      d_run = fused(q, of_q[i], d_run);
-      if constexpr (kSolve) d_run = fused(k, of_k[i], d_run);
+      const float2 of_q = sum_at(0, i);
+      float2 of_k = make_float2(0.0f, 0.0f), later = fused(q, of_q, make_float2(d_run[0], d_run[1]));
+      if constexpr (kSolve) of_k = sum_at(1, i), later = fused(k, of_k, later);
 #pragma unroll
       for (int j = i - 1; j >= 0; --j) {
         const float2 b = shared.inner[block][i][j];
@@ -410,10 +432,10 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
         between = times(between, rows.decay[j]);
       }
       const float2 whole = times(between, decay);  // from the block's start
-      dq = fused(whole, of_q[i], dq);
-      dg = fused(whole, d_run, dg);
-      d_run = times(d_run, decay);
-      if constexpr (kSolve) dk = plus(dk, fused(whole, of_k[i], dx));
+      dq = fused(whole, of_q, dq);
+      dg = fused(whole, later, dg);
+      d_run[0] = later.x * decay.x, d_run[1] = later.y * decay.y;
+      if constexpr (kSolve) dk = plus(dk, fused(whole, of_k, dx));
       const int row = 16 * block + i;
       if (row >= chunk.rows) continue;
       const bool is_first = member == 0, is_last = member + 1 == group;

@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t dropped_bits(const float *x) {
 // the bits below may have been.
 __device__ __forceinline__ float with_dropped(uint32_t high, uint32_t dropped, int i) {
   const int32_t rest = static_cast<int32_t>(dropped << (24 - 8 * i)) >> 16 & ~255;
-  return __uint_as_float(high + static_cast<uint32_t>(rest) + 0x80u);
+  return high << 1 == 0 ? 0.0f : __uint_as_float(high + static_cast<uint32_t>(rest) + 0x80u);
 }
 
 // One warpgroup: its 64 value rows of a state, as first operands and as sums, to the place and to kept.dropped.
