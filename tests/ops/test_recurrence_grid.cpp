@@ -160,7 +160,7 @@ bool is_of_sm90(const Spec &row) {
   return !has_erase_gate && !has_write_gate;
 }
 
-// The sm_90a forward, which takes bf16 at K = V = 128.
+// The sm_90a forward, which takes bf16 with K and V multiples of 8 up to 128.
 TEST(Grid, ForwardOfSm90) {
   if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
   for (const Spec &row : rows()) {
@@ -170,7 +170,8 @@ TEST(Grid, ForwardOfSm90) {
       for (int64_t i = 0; i < (is_full() ? 3 : 1); ++i) {
         Spec spec = draw(row, FW_BF16, regime, 8000 + 100 * regime + 10 * row.op + 3 * row.gate + row.erase + row.operands + i);
         Random random(static_cast<uint64_t>(spec.seed));
-        spec.K = spec.V = 128, spec.T = pick(random, {1, 63, 64, 65, 130, 200, 257, 515});
+        spec.K = random.chance(0.6) ? 128 : 8 * random.integer(1, 16), spec.V = random.chance(0.6) ? 128 : 8 * random.integer(1, 16);
+        spec.T = pick(random, {1, 63, 64, 65, 130, 200, 257, 515});
         if (is_short()) spec.B = spec.H = 1, spec.group = 1 + row.op % 2, spec.T = pick(random, {17, 64, 130});
         if (spec.T < 8) spec.tail = 0;
         spec.state_dtype = FW_F32, spec.o_dtype = FW_NONE, spec.gate_dtype = random.chance(0.3) && regime != kHold ? FW_BF16 : FW_F32;

@@ -71,17 +71,26 @@ __device__ __forceinline__ int64_t state_at(int i, int thread, int64_t key, int6
   return (thread / 32 * 16 + thread % 32 / 4 + (i & 2) * 4) * value + (i / 4 * 8 + thread % 4 * 2 + (i & 1)) * key;
 }
 
+__device__ __forceinline__ bool is_inside(int i, int thread, int keys, int values) {
+  return state_at(i, thread, 1, 0) < keys && state_at(i, thread, 0, 1) < values;
+}
+
 __device__ __forceinline__ void load_state(float (&s)[64], const ScanArguments &in, int64_t state, int rank, int thread) {
-  const float *start = in.start_state + state * (kKey * kKey) + 64 * rank * in.start_value;
+  const float *start = in.start_state + state * in.start_keys * in.start_values + 64 * rank * in.start_value;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) s[i] = in.start_state ? start[state_at(i, thread, in.start_key, in.start_value)] : 0.0f;
+  for (int i = 0; i < 64; ++i) {
+    const bool here = in.start_state && is_inside(i, thread, in.start_keys, in.start_values - 64 * rank);
+    s[i] = here ? start[state_at(i, thread, in.start_key, in.start_value)] : 0.0f;
+  }
 }
 
 __device__ __forceinline__ void store_state(const float (&s)[64], const ScanArguments &in, int64_t head, int rank, int thread) {
   if (!in.end_state) return;
-  float *end = in.end_state + head * (kKey * kKey) + 64 * rank * in.end_value;
+  float *end = in.end_state + head * in.shape.K * in.shape.V + 64 * rank * in.end_value;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) end[state_at(i, thread, in.end_key, in.end_value)] = s[i];
+  for (int i = 0; i < 64; ++i) {
+    if (is_inside(i, thread, in.shape.K, in.shape.V - 64 * rank)) end[state_at(i, thread, in.end_key, in.end_value)] = s[i];
+  }
 }
 
 // Barriers of the stages; `chain_warps` of both CTAs give a slot back.

@@ -83,14 +83,14 @@ Layout layout(const Sm90Forward &in) {
   take(at.q_start, is_vector ? tiles * 2 * kTileBytes : 0);
   take(at.k_end, is_vector ? tiles * 2 * kTileBytes : 0);
   take(at.b_end, is_independent ? tiles * 2 * kTileBytes : 0);
-  take(at.gate, makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * kKey * sizeof(float) : 0);
+  take(at.gate, makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * in.K * sizeof(float) : 0);
   take(at.summary, 2 * states);
   take(at.start, states);
   return at;
 }
 
-// [B, T, heads, 128] as boxes of 64 elements x 1 head x 64 tokens x 1 batch, 128-byte swizzle, zeros outside.
-cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int64_t heads, const Sm90Forward &in) {
+// [B, T, heads, size] as boxes of 64 elements x 1 head x 64 tokens x 1 batch, 128-byte swizzle, zeros outside.
+cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int64_t heads, int64_t size, const Sm90Forward &in) {
   using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                               const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -101,7 +101,7 @@ cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int
   if (status != cudaSuccess) return status;
   if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
   const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(2 * std::max<int64_t>(stride, 8)); };
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(kKey), static_cast<cuuint64_t>(heads),
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(heads),
                                static_cast<cuuint64_t>(in.T), static_cast<cuuint64_t>(in.B)};
   const cuuint64_t strides[3] = {bytes(s.head), bytes(s.token), bytes(s.batch)};
   const cuuint32_t box[4] = {64, 1, kChunk, 1}, steps[4] = {1, 1, 1, 1};
@@ -115,7 +115,8 @@ cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int
 }  // namespace
 
 const char *sm90_forward_refusal(const Sm90Forward &in) {
-  if (in.K != kKey || in.V != kKey) return "K and V, allowed 128";
+  const auto fits = [](int64_t size) { return size >= 8 && size <= kKey && size % 8 == 0; };
+  if (!fits(in.K) || !fits(in.V)) return "K and V, allowed multiples of 8 up to 128";
   if (in.H < 1 || in.HV < 1 || in.HV % in.H != 0) return "HV is no multiple of H";
   if (in.T < 1 || in.N < 1) return "T or the number of sequences is 0";
   if (in.T >= (int64_t{1} << 30) || in.HV > 65535 || slots(in) >= (int64_t{1} << 30)) return "T or HV, too large";
@@ -184,7 +185,9 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
                        static_cast<int>(slots(in)),
                        static_cast<int>((in.T + kChunk - 1) / kChunk),
                        in.cu_seqlens,
-                       in.cu_seqlens_64};
+                       in.cu_seqlens_64,
+                       static_cast<int>(in.K),
+                       static_cast<int>(in.V)};
   const Tiles tiles = {base + at.solve,   reinterpret_cast<Factors *>(base + at.factors),
                        base + at.scores,  base + at.x_start,
                        base + at.q_start, base + at.k_end,   base + at.b_end,
@@ -193,15 +196,15 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
 
   PrepArguments prep = {};
   ScanArguments scan = {};
-  cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in);
-  if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in);
-  if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in);
-  if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in);
-  if (status == cudaSuccess && in.p) status = encode(&scan.x, in.p, in.p_strides, in.H, in);
-  if (status == cudaSuccess && in.write_gate) status = encode(&scan.x, in.write_gate, in.write_gate_strides, in.HV, in);
+  cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in.K, in);
+  if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in.K, in);
+  if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in.V, in);
+  if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in.V, in);
+  if (status == cudaSuccess && in.p) status = encode(&scan.x, in.p, in.p_strides, in.H, in.K, in);
+  if (status == cudaSuccess && in.write_gate) status = encode(&scan.x, in.write_gate, in.write_gate_strides, in.HV, in.V, in);
   if (status != cudaSuccess) return status;
-  if (status == cudaSuccess && in.a) status = encode(&prep.x, in.a, in.a_strides, in.H, in);
-  if (status == cudaSuccess && in.b) status = encode(&prep.b, in.b, in.b_strides, in.H, in);
+  if (status == cudaSuccess && in.a) status = encode(&prep.x, in.a, in.a_strides, in.H, in.K, in);
+  if (status == cudaSuccess && in.b) status = encode(&prep.b, in.b, in.b_strides, in.H, in.K, in);
   if (status != cudaSuccess) return status;
   prep.q = scan.q, prep.k = scan.k;
   if (in.p) prep.x = scan.x;
@@ -222,8 +225,8 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
     float *made = reinterpret_cast<float *>(base + at.gate);
     status = launch_gate(prep, made, stream);
     if (status != cudaSuccess) return status;
-    const int64_t token = in.HV * kKey;
-    prep.g = made, prep.g_type = Sm90Real::kFloat32, prep.g_strides = {in.T * token, token, kKey};
+    const int64_t token = in.HV * in.K;
+    prep.g = made, prep.g_type = Sm90Real::kFloat32, prep.g_strides = {in.T * token, token, in.K};
   }
   const Sm90Gate gate = kernel_gate(in);
   status = launch_prep(prep, gate, in.erase, stream);
@@ -232,7 +235,8 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   const bool by_key = in.layout == Sm90Layout::kKeyValue;
   scan.segments = segments(in);
   scan.end_state = in.final_state;
-  scan.end_key = by_key ? kKey : 1, scan.end_value = by_key ? 1 : kKey;
+  scan.end_key = by_key ? in.V : 1, scan.end_value = by_key ? 1 : in.K;
+  scan.start_keys = shape.K, scan.start_values = shape.V;
   scan.o_rows = in.o, scan.o_strides = in.o_strides;
   scan.start_state = in.initial_state, scan.start_key = scan.end_key, scan.start_value = scan.end_value;
   if (scan.segments > 1) {
@@ -240,11 +244,12 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
     scan.summary = reinterpret_cast<float *>(base + at.summary);
     status = launch_summary(scan, gate, in.erase, stream);
     if (status != cudaSuccess) return status;
-    const LinkArguments link = {static_cast<int>(in.N * in.HV), scan.segments,   scan.summary, in.initial_state,
-                                scan.start_key,                 scan.start_value, start};
+    const LinkArguments link = {static_cast<int>(in.N * in.HV), scan.segments, scan.summary, in.initial_state, scan.start_key,
+                                scan.start_value, start, shape.K, shape.V};
     status = launch_link(link, stream);
     if (status != cudaSuccess) return status;
     scan.start_state = start, scan.start_key = 1, scan.start_value = kKey;
+    scan.start_keys = scan.start_values = kKey;
   }
   return launch_scan(scan, gate, in.erase, stream);
 }

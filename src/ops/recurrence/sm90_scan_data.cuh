@@ -184,6 +184,7 @@ __device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShare
       __nv_bfloat16 *out = static_cast<__nv_bfloat16 *>(in.o_rows) + work.batch * in.o_strides.batch +
                            row * in.o_strides.token + work.hv * in.o_strides.head + 64 * work.rank;
       for (int i = lane; i < left * 8; i += 32) {
+        if (64 * work.rank + i % 8 * 8 >= in.shape.V) continue;
         *reinterpret_cast<uint4 *>(out + i / 8 * in.o_strides.token + i % 8 * 8) =
             *reinterpret_cast<const uint4 *>(shared.o + swizzled(i / 8, i % 8 * 16));
       }
