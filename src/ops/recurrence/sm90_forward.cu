@@ -2,48 +2,16 @@
 // Host side of the sm_90a forward: what it accepts, the workspace map, tensor maps, launches.
 #include "ops/recurrence/sm90_forward.hpp"
 
-#include <cuda.h>
-#include <cuda_runtime.h>
-
-#include <algorithm>
 #include <utility>
 
 #include "fastweight/recurrence.h"
-#include "ops/recurrence/sm90_prep.cuh"
+#include "ops/recurrence/sm90_host.cuh"
 #include "ops/recurrence/sm90_scan.cuh"
 
 namespace fw {
 namespace {
 
 using namespace sm90;
-
-constexpr size_t kAlign = 1024;
-
-size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
-bool box_strides(const void *base, const Sm90Strides &s) {
-  const auto fits = [](int64_t stride) { return stride >= 0 && stride % 8 == 0 && stride < (int64_t{1} << 38); };
-  return reinterpret_cast<uintptr_t>(base) % 16 == 0 && fits(s.batch) && fits(s.token) && fits(s.head);
-}
-
-int64_t slots(const Sm90Forward &in) {
-  return in.cu_seqlens ? in.T / kChunk + in.N : in.B * ((in.T + kChunk - 1) / kChunk);
-}
-
-// How many pieces each sequence is cut into so that the pairs of CTAs fill the card; from the shapes alone.
-int segments(const Sm90Forward &in) {
-  constexpr int64_t kPairs = 66, kMost = 16, kLeastChunks = 8;
-  if (in.batch_invariant) return 1;
-  const int64_t heads = in.N * in.HV, chunks = ((in.cu_seqlens ? in.T / in.N : in.T) + kChunk - 1) / kChunk;
-  return static_cast<int>(std::max<int64_t>(1, std::min({kPairs / heads, chunks / kLeastChunks, kMost})));
-}
-
-// Without a gate, factors of a token (a norm, an erase key of its own) are those of a gate of 0.
-Sm90Gate kernel_gate(const Sm90Forward &in) {
-  if (in.erase == Sm90Erase::kIndependent) return Sm90Gate::kVector;
-  const bool has_factors = in.has_l2norm || in.erase == Sm90Erase::kSeparate || in.reads_before;
-  return in.gate == Sm90Gate::kNone && has_factors ? Sm90Gate::kScalar : in.gate;
-}
 
 // Whether a pass before prep makes the vector gate, or widens it where prep takes fp32 alone.
 bool makes_gate(const Sm90Forward &in) {
@@ -62,54 +30,19 @@ bool is_bounded(const Sm90Forward &in) {
 }
 
 struct Layout {
-  size_t solve, factors, scores, scores_low, x_start, q_start, k_end, b_end, gate, summary, start, total;
+  TileLayout tiles;
+  size_t gate, summary, start, total;
 };
 
 Layout layout(const Sm90Forward &in) {
-  const size_t tiles = static_cast<size_t>(slots(in)) * in.HV, pieces = segments(in);
-  const size_t states = pieces == 1 ? 0 : static_cast<size_t>(in.N) * in.HV * pieces * (kKey * kKey * sizeof(float));
-  const bool is_vector = kernel_gate(in) == Sm90Gate::kVector, erases = in.erase != Sm90Erase::kNone;
-  const bool is_independent = in.erase == Sm90Erase::kIndependent;
+  Parts parts;
   Layout at = {};
-  const auto take = [&at](size_t &offset, size_t bytes) {
-    offset = at.total;
-    at.total += aligned(bytes);
-  };
-  take(at.solve, erases && !is_independent ? tiles * 2 * kTileBytes : 0);
-  take(at.factors, tiles * (is_vector ? sizeof(VectorFactors) : sizeof(Factors)));
-  take(at.scores, is_vector ? tiles * kTileBytes : 0);
-  take(at.scores_low, is_vector && erases && !is_independent ? tiles * kTileBytes : 0);
-  take(at.x_start, is_vector && erases ? tiles * 2 * kTileBytes : 0);
-  take(at.q_start, is_vector ? tiles * 2 * kTileBytes : 0);
-  take(at.k_end, is_vector ? tiles * 2 * kTileBytes : 0);
-  take(at.b_end, is_independent ? tiles * 2 * kTileBytes : 0);
-  take(at.gate, makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * in.K * sizeof(float) : 0);
-  take(at.summary, 2 * states);
-  take(at.start, states);
+  at.tiles = lay_out_tiles(parts, in);
+  at.gate = parts.take(makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * in.K * sizeof(float) : 0);
+  at.summary = parts.take(2 * segment_state_bytes(in));
+  at.start = parts.take(segment_state_bytes(in));
+  at.total = parts.total;
   return at;
-}
-
-// [B, T, heads, size] as boxes of 64 elements x 1 head x 64 tokens x 1 batch, 128-byte swizzle, zeros outside.
-cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int64_t heads, int64_t size, const Sm90Forward &in) {
-  using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  void *entry = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t status =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-  if (status != cudaSuccess) return status;
-  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-  const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(2 * std::max<int64_t>(stride, 8)); };
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(heads),
-                               static_cast<cuuint64_t>(in.T), static_cast<cuuint64_t>(in.B)};
-  const cuuint64_t strides[3] = {bytes(s.head), bytes(s.token), bytes(s.batch)};
-  const cuuint32_t box[4] = {64, 1, kChunk, 1}, steps[4] = {1, 1, 1, 1};
-  const CUresult result = reinterpret_cast<Encode>(entry)(
-      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void *>(base), sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 }  // namespace
@@ -177,34 +110,20 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
   unsigned char *base = static_cast<unsigned char *>(workspace);
   const Layout at = layout(in);
-  const Shape shape = {static_cast<int>(in.B),
-                       static_cast<int>(in.T),
-                       static_cast<int>(in.H),
-                       static_cast<int>(in.HV),
-                       static_cast<int>(in.N),
-                       static_cast<int>(slots(in)),
-                       static_cast<int>((in.T + kChunk - 1) / kChunk),
-                       in.cu_seqlens,
-                       in.cu_seqlens_64,
-                       static_cast<int>(in.K),
-                       static_cast<int>(in.V)};
-  const Tiles tiles = {base + at.solve,   reinterpret_cast<Factors *>(base + at.factors),
-                       base + at.scores,  base + at.x_start,
-                       base + at.q_start, base + at.k_end,   base + at.b_end,
-                       reinterpret_cast<VectorFactors *>(base + at.factors),
-                       base + at.scores_low};
+  const Shape shape = shape_of(in);
+  const Tiles tiles = tiles_at(base, at.tiles);
 
   PrepArguments prep = {};
   ScanArguments scan = {};
-  cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in.K, in);
-  if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in.K, in);
-  if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in.V, in);
-  if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in.V, in);
-  if (status == cudaSuccess && in.p) status = encode(&scan.x, in.p, in.p_strides, in.H, in.K, in);
-  if (status == cudaSuccess && in.write_gate) status = encode(&scan.x, in.write_gate, in.write_gate_strides, in.HV, in.V, in);
+  cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in, in.K);
+  if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in, in.K);
+  if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in, in.V);
+  if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in, in.V);
+  if (status == cudaSuccess && in.p) status = encode(&scan.x, in.p, in.p_strides, in.H, in, in.K);
+  if (status == cudaSuccess && in.write_gate) status = encode(&scan.x, in.write_gate, in.write_gate_strides, in.HV, in, in.V);
   if (status != cudaSuccess) return status;
-  if (status == cudaSuccess && in.a) status = encode(&prep.x, in.a, in.a_strides, in.H, in.K, in);
-  if (status == cudaSuccess && in.b) status = encode(&prep.b, in.b, in.b_strides, in.H, in.K, in);
+  if (status == cudaSuccess && in.a) status = encode(&prep.x, in.a, in.a_strides, in.H, in, in.K);
+  if (status == cudaSuccess && in.b) status = encode(&prep.b, in.b, in.b_strides, in.H, in, in.K);
   if (status != cudaSuccess) return status;
   prep.q = scan.q, prep.k = scan.k;
   if (in.p) prep.x = scan.x;

@@ -9,6 +9,7 @@
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
 #include "ops/recurrence/sm90_kept.cuh"
+#include "ops/recurrence/sm90_prep.cuh"
 
 namespace fw::sm90 {
 
@@ -23,8 +24,8 @@ struct GradientArguments {
   void *dg, *dbeta;  // of the types of g and beta, or null
   Sm90Strides dg_strides, dbeta_strides;
   Sm90Real g_type, beta_type;
-  const void *g;  // vector gate
-  Sm90Strides g_strides;
+  const void *g, *q_rows, *k_rows;  // vector gate
+  Sm90Strides g_strides, q_strides, k_strides;
   bool d_o_is_zero;
   float scale;
 };
@@ -39,9 +40,6 @@ __device__ __forceinline__ void store_real(void *base, Sm90Real type, int64_t in
     static_cast<uint16_t *>(base)[index] = static_cast<uint16_t>(pack_bf16(value, 0.0f));
   }
 }
-
-// The prep of a backward never lets beta be smaller than this, so that V' can be divided by it; at or below, it counts as 0.
-constexpr float kLeastBeta = 0x1p-40f;
 
 // The word of two bf16 at (row, 8 column + 2 t) of two images of 64 columns.
 __device__ __forceinline__ uint32_t word_at(const unsigned char *tiles, int row, int column, int t) {
@@ -138,19 +136,25 @@ __device__ __forceinline__ void store_value_gradient(const GradientArguments &in
   }
 }
 
-// The group's share of <S, dS>: elements of the state and its gradient as kept, with their dropped bits. A thread's part;
-// f(element of the thread, product) for rank r; see state_at for the elements.
+// Elements of the state times its gradient as kept, with their dropped bits: of rank r of the pair those that a chain's thread
+// has, f(i, product); see state_at.
 template <class F>
-__device__ __forceinline__ void multiply_kept(const unsigned char *states, const unsigned char *d_states, const uint4 (&dropped)[2],
-                                              const uint4 (&d_dropped)[2], int rank, int thread, F f) {
+__device__ __forceinline__ void multiply_kept(const unsigned char *states, const unsigned char *d_states, const uint4 *dropped,
+                                              const uint4 *d_dropped, int64_t index, int rank, int thread, F f) {
   const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
-  const uint32_t *rest = &dropped[0].x, *d_rest = &d_dropped[0].x;
 #pragma unroll
-  for (int i = 0; i < 64; i += 2) {
-    const uint32_t a = word_at(states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
-    const uint32_t b = word_at(d_states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
-    f(i, with_dropped(a << 16, rest[i / 8], i % 8) * with_dropped(b << 16, d_rest[i / 8], i % 8));
-    f(i + 1, with_dropped(a & 0xffff0000u, rest[i / 8], i % 8 + 1) * with_dropped(b & 0xffff0000u, d_rest[i / 8], i % 8 + 1));
+  for (int part = 0; part < 4; ++part) {
+    const int64_t at = (index * 2 + rank) * 512 + part * 128 + thread;
+    const uint4 four = dropped[at], d_four = d_dropped[at];
+    const uint32_t rest[4] = {four.x, four.y, four.z, four.w}, d_rest[4] = {d_four.x, d_four.y, d_four.z, d_four.w};
+#pragma unroll
+    for (int e = 0; e < 16; e += 2) {
+      const int i = 16 * part + e;
+      const uint32_t a = word_at(states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
+      const uint32_t b = word_at(d_states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
+      f(i, with_dropped(a << 16, rest[e / 4], e % 4) * with_dropped(b << 16, d_rest[e / 4], e % 4));
+      f(i + 1, with_dropped(a & 0xffff0000u, rest[e / 4], e % 4 + 1) * with_dropped(b & 0xffff0000u, d_rest[e / 4], e % 4 + 1));
+    }
   }
 }
 

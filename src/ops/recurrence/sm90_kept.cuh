@@ -23,19 +23,19 @@ __device__ __forceinline__ void init_kept_barriers(KeptState &kept) {
   barrier_init(shared_address(&kept.rows_emptied), 1);
 }
 
-// Bits 12 to 15 of eight floats: the first four that bf16 drops.
+// Bits 8 to 15 of four floats: the first eight that bf16 drops.
 __device__ __forceinline__ uint32_t dropped_bits(const float *x) {
   uint32_t word = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) word |= (__float_as_uint(x[i]) >> 12 & 15u) << (4 * i);
+  for (int i = 0; i < 4; ++i) word |= (__float_as_uint(x[i]) >> 8 & 255u) << (8 * i);
   return word;
 }
 
-// A float of 20 bits from its bf16 (rounded to nearest, as the upper half of `high`) and its four dropped bits; the middle of
-// what the bits below may have been.
+// A float of 24 bits from its bf16 (rounded to nearest, as the upper half of `high`) and its dropped bits; the middle of what
+// the bits below may have been.
 __device__ __forceinline__ float with_dropped(uint32_t high, uint32_t dropped, int i) {
-  const int32_t rest = static_cast<int32_t>(dropped << (28 - 4 * i)) >> 16;
-  return __uint_as_float(high + static_cast<uint32_t>(rest) + 0x800u);
+  const int32_t rest = static_cast<int32_t>(dropped << (24 - 8 * i)) >> 16 & ~255;
+  return __uint_as_float(high + static_cast<uint32_t>(rest) + 0x80u);
 }
 
 // One warpgroup: its 64 value rows of a state, as first operands and as sums, to the place and to kept.dropped.
@@ -53,9 +53,12 @@ __device__ __forceinline__ void keep_state(Shared &shared, const Kept &kept, int
   __syncwarp();
   barrier_arrive_if(shared_address(&shared.kept.state_filled), lane == 0);
   if (kept.dropped) {
-    uint4 *to = kept.dropped + (index * 2 + rank) * 256 + thread;
-    to[0] = make_uint4(dropped_bits(s), dropped_bits(s + 8), dropped_bits(s + 16), dropped_bits(s + 24));
-    to[128] = make_uint4(dropped_bits(s + 32), dropped_bits(s + 40), dropped_bits(s + 48), dropped_bits(s + 56));
+    uint4 *to = kept.dropped + (index * 2 + rank) * 512 + thread;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float *x = s + 16 * i;
+      to[128 * i] = make_uint4(dropped_bits(x), dropped_bits(x + 4), dropped_bits(x + 8), dropped_bits(x + 12));
+    }
   }
 }
 

@@ -27,6 +27,7 @@ __device__ __forceinline__ double load_gate(const PrepArguments &in, int64_t at,
 __device__ __forceinline__ float load_beta(const PrepArguments &in, int64_t at) {
   if (!in.beta) return 1.0f;
   const float x = load_real(in.beta, in.beta_type, at);
+  if (in.for_backward && fabsf(x) < kLeastBeta) return copysignf(kLeastBeta, x);
   if (in.activations.beta_kind == FW_BETA_INPUT_PLAIN) return x;
   const int32_t kind = in.activations.beta_kind == FW_BETA_INPUT_SIGMOID ? FW_GATE_KIND_BETA : FW_GATE_KIND_BETA_TWICE;
   return cuda::activate_gate<float>({kind, 0, 0}, x, 0, 0);

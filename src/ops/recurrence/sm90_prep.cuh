@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "ops/recurrence/sm90_plan.cuh"
+#include "ops/recurrence/sm90_gates.cuh"
 
 namespace fw::sm90 {
 
@@ -25,7 +25,11 @@ struct PrepArguments {
   Sm90Strides o_strides;
   int o_rows_left_over;
   float scale;
+  bool for_backward;
 };
+
+// The prep of a backward never lets beta be smaller than this, so that V' can be divided by it; at or below, it counts as 0.
+constexpr float kLeastBeta = 0x1p-40f;
 
 // Rows of o that no sequence of a pack has, 64 a slot; 128 threads.
 __device__ __forceinline__ void zero_rows_outside(const PrepArguments &in, int slot, int hv, int thread) {

@@ -35,6 +35,10 @@ struct __align__(1024) ReverseShared {
   uint64_t full[kDepth], scored[kDepth], empty[kDepth], tail;
 };
 
+// Without a gate and an erase every product is exact: dS is carried divided by the scale, so that d_o stays as it is.
+template <Sm90Gate kGate, Sm90Erase kErase>
+constexpr bool kUnscaled = kGate == Sm90Gate::kNone && kErase == Sm90Erase::kNone;
+
 template <Sm90Gate kGate, Sm90Erase kErase, bool kKeeps>
 __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShared<kGate, kErase> &shared, const Work &work,
                                             float (&s)[64], int thread) {
@@ -45,7 +49,21 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
   const int chunks = (work.length + kChunk - 1) / kChunk;
   int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot + chunks - 1;
   uint32_t sa[8][4], kept_parity = 0;
-  pack_state(sa, s);
+  const auto pack = [&] {
+    if constexpr (kUnscaled<kGate, kErase>) {
+      float scaled[64];
+#pragma unroll
+      for (int i = 0; i < 64; ++i) scaled[i] = in.scale * s[i];
+      pack_state(sa, scaled);
+    } else {
+      pack_state(sa, s);
+    }
+  };
+  if constexpr (kUnscaled<kGate, kErase>) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) s[i] /= in.scale;
+  }
+  pack();
   Ring<2> ring;
   int last_slot = 0;
   float x[32], y[32];
@@ -97,7 +115,7 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
 #pragma unroll
         for (int e = 0; e < 8; ++e) s[8 * i + e] *= by[e / 4 * 2 + e % 2];
       }
-    } else {
+    } else if constexpr (!kUnscaled<kGate, kErase>) {
       float by[16];
       if constexpr (kScalar) {
         read_tokens(by, factors.scale_decay, t);
@@ -145,7 +163,7 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
     }
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      multiply_n128_free(s, kVector ? a[step] : b[step], advance(q_free, step * 2048), 1);
+      multiply_n128_free(s, kVector || kUnscaled<kGate, kErase> ? a[step] : b[step], advance(q_free, step * 2048), 1);
     }
     product_commit();
     if constexpr (kSolve) {
@@ -175,7 +193,11 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
     if (chunk + 1 < chunks) barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
     product_wait<0>();
     hold(s);
-    pack_state(sa, s);
+    pack();
+  }
+  if constexpr (kUnscaled<kGate, kErase>) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) s[i] *= in.scale;
   }
 }
 

@@ -11,7 +11,7 @@ namespace fw::sm90 {
 struct Kept {
   unsigned char *rows;    // two images [tokens][64 values], or null
   unsigned char *states;  // for each half of the values two images [64 values][64 keys]
-  uint4 *dropped;         // [2 halves of the values][2][128 threads]: four more bits of each element, or null
+  uint4 *dropped;         // [2 halves of the values][4][128 threads]: eight more bits of each element, or null
 };
 
 struct ScanArguments {
