@@ -2,6 +2,7 @@
 // Host side of the sm_90a forward: what it accepts, the workspace map, tensor maps, launches.
 #include "ops/recurrence/sm90_forward.hpp"
 
+#include <initializer_list>
 #include <utility>
 
 #include "fastweight/recurrence.h"
