@@ -136,7 +136,11 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
   VectorSides<Is> sides(shared, pair, block, in.scale);
   const Rows &rows = sides.rows;
   load_rows(in, chunk, hv, sides);
-  if constexpr (Is::kNormed) normalize(sides.q, sides.k, shared.lengths, thread);
+  if constexpr (Is::kNormed) {
+    sides.forget();
+    normalize(sides.q, sides.k, shared.lengths, thread);
+    sides.forget();
+  }
   if (Is::kSolve && thread < kChunk) {
     const auto &s = in.beta_strides;
     const int64_t at = chunk.batch * s.batch + (chunk.start + thread) * s.token + hv * s.head;
