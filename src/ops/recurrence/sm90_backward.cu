@@ -19,7 +19,7 @@ struct KeptLayout {
 struct Layout {
   TileLayout tiles;
   KeptLayout forward, reverse;
-  size_t summary, turned, start, turned_start, total;
+  size_t summary, turned, start, turned_start, partial, total;
 };
 
 KeptLayout lay_out_kept(Parts &parts, size_t tiles, bool has_rows, bool is_gated) {
@@ -42,6 +42,8 @@ Layout layout(const Sm90Forward &in) {
   at.turned = parts.take(2 * state);
   at.start = parts.take(state);
   at.turned_start = parts.take(state);
+  const bool adds_heads = in.gate == Sm90Gate::kVector && in.HV > in.H;
+  at.partial = parts.take(adds_heads ? static_cast<size_t>(slots(in)) * in.H * (2 * kChunk * kKey * sizeof(float)) : 0);
   at.total = parts.total;
   return at;
 }
@@ -59,6 +61,12 @@ const char *sm90_backward_refusal(const Sm90Backward &in) {
   if (!box_strides(in.d_o, in.d_o_strides) || !box_strides(in.dq, in.dq_strides) || !box_strides(in.dk, in.dk_strides) ||
       !box_strides(in.dv, in.dv_strides)) {
     return "d_o, dq, dk or dv: start or an outer stride is no multiple of 16 bytes, or a stride is negative";
+  }
+  const auto pairs = [](int64_t stride) { return stride % 2 == 0; };
+  const Sm90Strides &dg = in.dg_strides;
+  if (in.call.gate == Sm90Gate::kVector && (reinterpret_cast<uintptr_t>(in.dg) % (in.call.g_type == Sm90Real::kFloat32 ? 8 : 4) != 0 ||
+                                            !pairs(dg.batch) || !pairs(dg.token) || !pairs(dg.head))) {
+    return "dg: start or an outer stride is no multiple of two elements";
   }
   const Sm90Strides &s = in.d_o_strides;
   if (in.d_o && ((s.batch == 0 && in.call.B > 1) || (s.token == 0 && in.call.T > 1) || (s.head == 0 && in.call.HV > 1))) {
@@ -102,6 +110,7 @@ int sm90_backward_launch(const Sm90Backward &in, void *workspace, void *stream_p
   gradients.g = call.g, gradients.g_strides = call.g_strides;
   gradients.q_rows = call.q, gradients.q_strides = call.q_strides;
   gradients.k_rows = call.k, gradients.k_strides = call.k_strides;
+  if (call.HV > call.H) gradients.partial = reinterpret_cast<float *>(base + at.partial);
   gradients.d_o_is_zero = !in.d_o;
   gradients.scale = call.scale;
 

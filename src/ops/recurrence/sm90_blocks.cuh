@@ -79,8 +79,8 @@ __device__ __forceinline__ void place_rows(Rows &rows, int pair) {
 }
 
 // The gates as they are stored, to `decay`; make_decays goes on.
-template <class Is>
-__device__ __forceinline__ void load_gates(const PrepArguments &in, const Chunk &chunk, int hv, int pair, int block, Rows &rows) {
+template <class Is, class Arguments>
+__device__ __forceinline__ void load_gates(const Arguments &in, const Chunk &chunk, int hv, int pair, int block, Rows &rows) {
   constexpr int kBytes = Is::kWide ? 4 : 2;
   const int key = min(2 * pair, in.shape.K - 2);  // keys past the end have a decay as well; what it multiplies is 0
   const int64_t at = chunk.batch * in.g_strides.batch + chunk.start * in.g_strides.token + hv * in.g_strides.head + key;

@@ -22,6 +22,7 @@
 // things 3500: 219 KB.
 #include "ops/recurrence/sm90_chain.cuh"
 #include "ops/recurrence/sm90_gradients.cuh"
+#include "ops/recurrence/sm90_images.cuh"
 
 namespace fw::sm90 {
 namespace {
@@ -213,19 +214,6 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
   });
 }
 
-__device__ __forceinline__ float at_token(const ByToken &x, int token) { return x.at[ByToken::row(token)][ByToken::column(token)]; }
-
-// Gradients of scores as an image, which is a first operand as it lies and turned.
-__device__ __forceinline__ void store_scores(const float (&d)[32], unsigned char *tile, int warp, int lane) {
-  const int part = lane / 8, row = 16 * warp + 8 * (part & 1) + lane % 8;
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    const float *x = d + 8 * step;
-    store_tiles(shared_address(tile) + swizzled(row, step * 32 + (part >> 1) * 16), pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
-                pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-  }
-}
-
 // Products of scores and their gradients, stored or added.
 template <bool kAdds>
 __device__ __forceinline__ void store_flows(GradientShared &shared, const float (&d)[32], const float (&z)[32], int row, int t) {
@@ -235,24 +223,6 @@ __device__ __forceinline__ void store_flows(GradientShared &shared, const float 
     const float2 sum = kAdds ? *to : make_float2(0.0f, 0.0f);
     *to = make_float2(fmaf(z[i], d[i], sum.x), fmaf(z[i + 1], d[i + 1], sum.y));
   }
-}
-
-// dbeta = E . V' / beta from the diagonal of E V'^T.
-__device__ __forceinline__ void store_beta_gradient(const GradientArguments &in, const float (&d)[32], float beta0, float beta8,
-                                                    const Chunk &chunk, int hv, int warp, int g, int t) {
-  float upper = 0.0f, lower = 0.0f;  // elements (row, row) of rows 16 warp + g and + 8 are in the threads with t = g / 2
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    if (i / 8 != warp || i % 2 != g % 2) continue;
-    if (i % 8 < 2) upper = d[i];
-    if (i % 8 >= 6) lower = d[i];
-  }
-  if (t != g / 2) return;
-  const Sm90Strides &s = in.dbeta_strides;
-  const int row = 16 * warp + g;
-  const int64_t at = chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head;
-  if (row < chunk.rows) store_real(in.dbeta, in.beta_type, at, upper / beta0);
-  if (row + 8 < chunk.rows) store_real(in.dbeta, in.beta_type, at + 8 * s.token, lower / beta8);
 }
 
 // d[tokens][keys] += scores keys, and with the scores turned.
@@ -310,7 +280,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
         hold(d);
         decay_scores<kGated, false>(d, shared.factors, in.scale, in.scale, warp, g, t);
         barrier_wait(shared_address(&shared.scores_empty), parity ^ 1);
-        store_scores(d, shared.b1, warp, lane);
+        store_image(d, shared_address(shared.b1), warp, lane);
         if constexpr (kGated) {
           barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
           hold(z);
@@ -334,7 +304,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
         hold(d);
         if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, item.chunk, hv, warp, g, t);
         decay_scores<kGated, true>(d, shared.factors, -beta0, -beta8, warp, g, t);
-        store_scores(d, shared.b2, warp, lane);
+        store_image(d, shared_address(shared.b2), warp, lane);
         if constexpr (kGated) {
           hold(z);
           product_fence();

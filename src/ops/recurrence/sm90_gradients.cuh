@@ -26,6 +26,7 @@ struct GradientArguments {
   Sm90Real g_type, beta_type;
   const void *g, *q_rows, *k_rows;  // vector gate
   Sm90Strides g_strides, q_strides, k_strides;
+  float *partial;  // vector gate, several value heads a query head: [slots, H, 2 (dq, dk), 64, 128], else null
   bool d_o_is_zero;
   float scale;
 };
@@ -39,6 +40,26 @@ __device__ __forceinline__ void store_real(void *base, Sm90Real type, int64_t in
   } else {
     static_cast<uint16_t *>(base)[index] = static_cast<uint16_t>(pack_bf16(value, 0.0f));
   }
+}
+
+__device__ __forceinline__ float at_token(const ByToken &x, int token) { return x.at[ByToken::row(token)][ByToken::column(token)]; }
+
+// dbeta = E . V' / beta from the diagonal of E V'^T.
+__device__ __forceinline__ void store_beta_gradient(const GradientArguments &in, const float (&d)[32], float beta0, float beta8,
+                                                    const Chunk &chunk, int hv, int warp, int g, int t) {
+  float upper = 0.0f, lower = 0.0f;  // elements (row, row) of rows 16 warp + g and + 8 are in the threads with t = g / 2
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    if (i / 8 != warp || i % 2 != g % 2) continue;
+    if (i % 8 < 2) upper = d[i];
+    if (i % 8 >= 6) lower = d[i];
+  }
+  if (t != g / 2) return;
+  const Sm90Strides &s = in.dbeta_strides;
+  const int row = 16 * warp + g;
+  const int64_t at = chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head;
+  if (row < chunk.rows) store_real(in.dbeta, in.beta_type, at, upper / beta0);
+  if (row + 8 < chunk.rows) store_real(in.dbeta, in.beta_type, at + 8 * s.token, lower / beta8);
 }
 
 // The word of two bf16 at (row, 8 column + 2 t) of two images of 64 columns.

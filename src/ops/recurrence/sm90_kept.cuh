@@ -23,11 +23,15 @@ __device__ __forceinline__ void init_kept_barriers(KeptState &kept) {
   barrier_init(shared_address(&kept.rows_emptied), 1);
 }
 
-// Bits 8 to 15 of four floats: the first eight that bf16 drops.
+// Bits 8 to 15 of four floats: the first eight that bf16 drops; of a tie that is rounded down, to even, one less, so that their
+// sign says which way the float was rounded.
 __device__ __forceinline__ uint32_t dropped_bits(const float *x) {
   uint32_t word = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) word |= (__float_as_uint(x[i]) >> 8 & 255u) << (8 * i);
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t bits = __float_as_uint(x[i]);
+    word |= ((bits + (bits >> 16 & 1u) - 1u) >> 8 & 255u) << (8 * i);
+  }
   return word;
 }
 
