@@ -26,11 +26,17 @@ template <Sm90Gate kGate, class Shared>
 __device__ __forceinline__ void make_scores(const ScanArguments &in, Shared &shared, const Work &work, int turn, int thread) {
   const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
   const int row = 16 * warp + 8 * (part & 1) + lane % 8;
-  Ring<Shared::kDepth> ring;
+  const uint32_t scores = shared_address(scores_of(shared, 0, turn));
+  Ring<Shared::kDepth> ring, past;  // past: two chunks back
   for (int left = work.length; left > 0; left -= kChunk, ring.next(), turn ^= 1) {
     barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);  // every phase, or a parity would be mistaken
+    if (Shared::kApart && work.length - left >= 2 * kChunk) {
+      if (turn == 0) barrier_wait(shared_address(&shared.empty[past.slot]), past.parity);  // its scores lie where these go
+      past.next();
+    }
     if (turn != 0) continue;
     auto &stage = shared.stage[ring.slot];
+    const uint32_t image = Shared::kApart ? scores : shared_address(scores_of(shared, ring.slot, 0));
     float d[32];
     hold(d);
     product_fence();
@@ -54,9 +60,9 @@ __device__ __forceinline__ void make_scores(const ScanArguments &in, Shared &sha
       uint32_t high[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) high[i] = pack_bf16(p[2 * i], p[2 * i + 1]);
-      store_tiles(shared_address(stage.scores) + to, high[0], high[1], high[2], high[3]);
+      store_tiles(image + to, high[0], high[1], high[2], high[3]);
       if constexpr (Shared::kLow) {
-        store_tiles(shared_address(stage.scores_low) + to, pack_rest(p[0], p[1], high[0]), pack_rest(p[2], p[3], high[1]),
+        store_tiles(image + kTileBytes + to, pack_rest(p[0], p[1], high[0]), pack_rest(p[2], p[3], high[1]),
                     pack_rest(p[4], p[5], high[2]), pack_rest(p[6], p[7], high[3]));
       }
     }
