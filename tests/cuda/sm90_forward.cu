@@ -90,7 +90,7 @@ Inputs draw(const Case &c, unsigned seed) {
       if (c.data == kOneSign) k[i] = std::fabs(k[i]);
       sum += k[i] * k[i];
     }
-    const float length = c.has_l2norm ? 0.5f + 3.0f * uniform(random) : 1.0f;
+    const float length = c.has_l2norm && c.erase != Sm90Erase::kIndependent ? 0.5f + 3.0f * uniform(random) : 1.0f;
     for (int i = 0; i < kSize; ++i) k[i] = round_bf16(length * k[i] / static_cast<float>(std::sqrt(sum)));
   }
   if (c.data == kOneSign) {

@@ -160,7 +160,8 @@ bool is_of_sm90(const Spec &row) {
   return !has_erase_gate && !has_write_gate;
 }
 
-// The sm_90a kernels, which take bf16 at K = V = 128. The backward makes no operand inside.
+// The sm_90a kernels, which take bf16, the forward K and V multiples of 8 up to 128, the backward 128. The backward makes no
+// operand inside.
 void run_sm90(fw_direction direction) {
   if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
   for (const Spec &row : rows()) {
@@ -176,13 +177,15 @@ void run_sm90(fw_direction direction) {
       for (int64_t i = 0; i < (is_full() ? 3 : 1); ++i) {
         Spec spec = draw(row, FW_BF16, regime, 8000 + 100 * regime + 10 * row.op + 3 * row.gate + row.erase + row.operands + i);
         Random random(static_cast<uint64_t>(spec.seed));
-        spec.K = spec.V = 128, spec.T = pick(random, {1, 63, 64, 65, 130, 200, 257, 515});
+        spec.K = random.chance(0.6) ? 128 : 8 * random.integer(1, 16), spec.V = random.chance(0.6) ? 128 : 8 * random.integer(1, 16);
+        spec.T = pick(random, {1, 63, 64, 65, 130, 200, 257, 515});
+        if (regime == kHold && row.op != FW_OP_BY_AXES) spec.B = spec.H = spec.group = 1, spec.T = 1100;  // two segments without a pack
         if (is_short()) spec.B = spec.H = 1, spec.group = 1 + row.op % 2, spec.T = pick(random, {17, 64, 130});
         if (spec.T < 8) spec.tail = 0;
         spec.state_dtype = FW_F32, spec.o_dtype = FW_NONE, spec.gate_dtype = random.chance(0.3) && regime != kHold ? FW_BF16 : FW_F32;
         spec.strides = 0, spec.normalizer = 0;
-        if (row_of(row).gate == FW_GATE_NONE && !erases(row)) spec.qk_norm = 0;
-        if (is_backward) spec.qk_norm = 0, spec.gate_input = 0, spec.parameters = 0, spec.beta_input = 0;
+        if (facts.gate == FW_GATE_NONE && facts.erase == FW_ERASE_NONE) spec.qk_norm = 0;
+        if (is_backward) spec.K = spec.V = 128, spec.qk_norm = 0, spec.gate_input = 0, spec.parameters = 0, spec.beta_input = 0;
         spec.form = FW_FORM_CHUNK;
         Checked(spec, direction).run(forced("sm90_chunk"), "sm90_chunk");
       }

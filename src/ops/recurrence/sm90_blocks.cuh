@@ -82,7 +82,8 @@ __device__ __forceinline__ void place_rows(Rows &rows, int pair) {
 template <class Is, class Arguments>
 __device__ __forceinline__ void load_gates(const Arguments &in, const Chunk &chunk, int hv, int pair, int block, Rows &rows) {
   constexpr int kBytes = Is::kWide ? 4 : 2;
-  const int64_t at = chunk.batch * in.g_strides.batch + chunk.start * in.g_strides.token + hv * in.g_strides.head + 2 * pair;
+  const int key = min(2 * pair, in.shape.K - 2);  // keys past the end have a decay as well; what it multiplies is 0
+  const int64_t at = chunk.batch * in.g_strides.batch + chunk.start * in.g_strides.token + hv * in.g_strides.head + key;
   const char *first = static_cast<const char *>(in.g) + at * kBytes;
   const uint32_t step = static_cast<uint32_t>(kBytes * in.g_strides.token);  // 32 bits for 64 rows: the host refuses longer strides
 #pragma unroll

@@ -26,11 +26,17 @@ template <Sm90Gate kGate, class Shared>
 __device__ __forceinline__ void make_scores(const ScanArguments &in, Shared &shared, const Work &work, int turn, int thread) {
   const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
   const int row = 16 * warp + 8 * (part & 1) + lane % 8;
-  Ring<Shared::kDepth> ring;
+  const uint32_t scores = shared_address(scores_of(shared, 0, turn));
+  Ring<Shared::kDepth> ring, past;  // past: two chunks back
   for (int left = work.length; left > 0; left -= kChunk, ring.next(), turn ^= 1) {
     barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);  // every phase, or a parity would be mistaken
+    if (Shared::kApart && work.length - left >= 2 * kChunk) {
+      if (turn == 0) barrier_wait(shared_address(&shared.empty[past.slot]), past.parity);  // its scores lie where these go
+      past.next();
+    }
     if (turn != 0) continue;
     auto &stage = shared.stage[ring.slot];
+    const uint32_t image = Shared::kApart ? scores : shared_address(scores_of(shared, ring.slot, 0));
     float d[32];
     hold(d);
     product_fence();
@@ -54,9 +60,9 @@ __device__ __forceinline__ void make_scores(const ScanArguments &in, Shared &sha
       uint32_t high[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) high[i] = pack_bf16(p[2 * i], p[2 * i + 1]);
-      store_tiles(shared_address(stage.scores) + to, high[0], high[1], high[2], high[3]);
+      store_tiles(image + to, high[0], high[1], high[2], high[3]);
       if constexpr (Shared::kLow) {
-        store_tiles(shared_address(stage.scores_low) + to, pack_rest(p[0], p[1], high[0]), pack_rest(p[2], p[3], high[1]),
+        store_tiles(image + kTileBytes + to, pack_rest(p[0], p[1], high[0]), pack_rest(p[2], p[3], high[1]),
                     pack_rest(p[4], p[5], high[2]), pack_rest(p[6], p[7], high[3]));
       }
     }
@@ -71,17 +77,26 @@ __device__ __forceinline__ int64_t state_at(int i, int thread, int64_t key, int6
   return (thread / 32 * 16 + thread % 32 / 4 + (i & 2) * 4) * value + (i / 4 * 8 + thread % 4 * 2 + (i & 1)) * key;
 }
 
+__device__ __forceinline__ bool is_inside(int i, int thread, int keys, int values) {
+  return state_at(i, thread, 1, 0) < keys && state_at(i, thread, 0, 1) < values;
+}
+
 __device__ __forceinline__ void load_state(float (&s)[64], const ScanArguments &in, int64_t state, int rank, int thread) {
-  const float *start = in.start_state + state * (kKey * kKey) + 64 * rank * in.start_value;
+  const float *start = in.start_state + state * in.start_keys * in.start_values + 64 * rank * in.start_value;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) s[i] = in.start_state ? start[state_at(i, thread, in.start_key, in.start_value)] : 0.0f;
+  for (int i = 0; i < 64; ++i) {
+    const bool here = in.start_state && is_inside(i, thread, in.start_keys, in.start_values - 64 * rank);
+    s[i] = here ? start[state_at(i, thread, in.start_key, in.start_value)] : 0.0f;
+  }
 }
 
 __device__ __forceinline__ void store_state(const float (&s)[64], const ScanArguments &in, int64_t head, int rank, int thread) {
   if (!in.end_state) return;
-  float *end = in.end_state + head * (kKey * kKey) + 64 * rank * in.end_value;
+  float *end = in.end_state + head * in.shape.K * in.shape.V + 64 * rank * in.end_value;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) end[state_at(i, thread, in.end_key, in.end_value)] = s[i];
+  for (int i = 0; i < 64; ++i) {
+    if (is_inside(i, thread, in.shape.K, in.shape.V - 64 * rank)) end[state_at(i, thread, in.end_key, in.end_value)] = s[i];
+  }
 }
 
 // Barriers of the stages; `chain_warps` of both CTAs give a slot back.

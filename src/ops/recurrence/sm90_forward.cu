@@ -2,6 +2,7 @@
 // Host side of the sm_90a forward: what it accepts, the workspace map, tensor maps, launches.
 #include "ops/recurrence/sm90_forward.hpp"
 
+#include <initializer_list>
 #include <utility>
 
 #include "fastweight/recurrence.h"
@@ -38,7 +39,7 @@ Layout layout(const Sm90Forward &in) {
   Parts parts;
   Layout at = {};
   at.tiles = lay_out_tiles(parts, in);
-  at.gate = parts.take(makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * kKey * sizeof(float) : 0);
+  at.gate = parts.take(makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * in.K * sizeof(float) : 0);
   at.summary = parts.take(2 * segment_state_bytes(in));
   at.start = parts.take(segment_state_bytes(in));
   at.total = parts.total;
@@ -48,7 +49,8 @@ Layout layout(const Sm90Forward &in) {
 }  // namespace
 
 const char *sm90_forward_refusal(const Sm90Forward &in) {
-  if (in.K != kKey || in.V != kKey) return "K and V, allowed 128";
+  const auto fits = [](int64_t size) { return size >= 8 && size <= kKey && size % 8 == 0; };
+  if (!fits(in.K) || !fits(in.V)) return "K and V, allowed multiples of 8 up to 128";
   if (in.H < 1 || in.HV < 1 || in.HV % in.H != 0) return "HV is no multiple of H";
   if (in.T < 1 || in.N < 1) return "T or the number of sequences is 0";
   if (in.T >= (int64_t{1} << 30) || in.HV > 65535 || slots(in) >= (int64_t{1} << 30)) return "T or HV, too large";
@@ -114,15 +116,15 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
 
   PrepArguments prep = {};
   ScanArguments scan = {};
-  cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in);
-  if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in);
-  if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in);
-  if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in);
-  if (status == cudaSuccess && in.p) status = encode(&scan.x, in.p, in.p_strides, in.H, in);
-  if (status == cudaSuccess && in.write_gate) status = encode(&scan.x, in.write_gate, in.write_gate_strides, in.HV, in);
+  cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in, in.K);
+  if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in, in.K);
+  if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in, in.V);
+  if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in, in.V);
+  if (status == cudaSuccess && in.p) status = encode(&scan.x, in.p, in.p_strides, in.H, in, in.K);
+  if (status == cudaSuccess && in.write_gate) status = encode(&scan.x, in.write_gate, in.write_gate_strides, in.HV, in, in.V);
   if (status != cudaSuccess) return status;
-  if (status == cudaSuccess && in.a) status = encode(&prep.x, in.a, in.a_strides, in.H, in);
-  if (status == cudaSuccess && in.b) status = encode(&prep.b, in.b, in.b_strides, in.H, in);
+  if (status == cudaSuccess && in.a) status = encode(&prep.x, in.a, in.a_strides, in.H, in, in.K);
+  if (status == cudaSuccess && in.b) status = encode(&prep.b, in.b, in.b_strides, in.H, in, in.K);
   if (status != cudaSuccess) return status;
   prep.q = scan.q, prep.k = scan.k;
   if (in.p) prep.x = scan.x;
@@ -143,8 +145,8 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
     float *made = reinterpret_cast<float *>(base + at.gate);
     status = launch_gate(prep, made, stream);
     if (status != cudaSuccess) return status;
-    const int64_t token = in.HV * kKey;
-    prep.g = made, prep.g_type = Sm90Real::kFloat32, prep.g_strides = {in.T * token, token, kKey};
+    const int64_t token = in.HV * in.K;
+    prep.g = made, prep.g_type = Sm90Real::kFloat32, prep.g_strides = {in.T * token, token, in.K};
   }
   const Sm90Gate gate = kernel_gate(in);
   status = launch_prep(prep, gate, in.erase, stream);
@@ -153,7 +155,8 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   const bool by_key = in.layout == Sm90Layout::kKeyValue;
   scan.segments = segments(in);
   scan.end_state = in.final_state;
-  scan.end_key = by_key ? kKey : 1, scan.end_value = by_key ? 1 : kKey;
+  scan.end_key = by_key ? in.V : 1, scan.end_value = by_key ? 1 : in.K;
+  scan.start_keys = shape.K, scan.start_values = shape.V;
   scan.o_rows = in.o, scan.o_strides = in.o_strides;
   scan.start_state = in.initial_state, scan.start_key = scan.end_key, scan.start_value = scan.end_value;
   if (scan.segments > 1) {
@@ -161,11 +164,12 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
     scan.summary = reinterpret_cast<float *>(base + at.summary);
     status = launch_summary(scan, gate, in.erase, stream);
     if (status != cudaSuccess) return status;
-    const LinkArguments link = {static_cast<int>(in.N * in.HV), scan.segments,   scan.summary, in.initial_state,
-                                scan.start_key,                 scan.start_value, start};
+    const LinkArguments link = {static_cast<int>(in.N * in.HV), scan.segments, scan.summary, in.initial_state, scan.start_key,
+                                scan.start_value, start, shape.K, shape.V};
     status = launch_link(link, stream);
     if (status != cudaSuccess) return status;
     scan.start_state = start, scan.start_key = 1, scan.start_value = kKey;
+    scan.start_keys = scan.start_values = kKey;
   }
   return launch_scan(scan, gate, in.erase, stream);
 }

@@ -24,7 +24,7 @@ struct Sm90Activations {
   int32_t gate_kind, beta_kind;  // FW_GATE_INPUT_*, FW_BETA_INPUT_*
   int32_t fixed_op;              // FW_OP_RETENTION or FW_OP_LIGHTNING, whose gate is the head's; else 0
   double lightning_slope, normalizer, lower_bound;
-  const float *a_log, *dt_bias;  // [HV]; [HV], or [HV, 128] for a vector gate; null is 0
+  const float *a_log, *dt_bias;  // [HV]; [HV], or [HV, K] for a vector gate; null is 0
   int64_t a_log_head, dt_bias_head, dt_bias_key;  // element strides
 };
 

@@ -87,11 +87,12 @@ inline Shape shape_of(const Sm90Forward &in) {
   return {static_cast<int>(in.B),         static_cast<int>(in.T), static_cast<int>(in.H),
           static_cast<int>(in.HV),        static_cast<int>(in.N), static_cast<int>(slots(in)),
           static_cast<int>((in.T + kChunk - 1) / kChunk),         in.cu_seqlens,
-          in.cu_seqlens_64};
+          in.cu_seqlens_64,               static_cast<int>(in.K), static_cast<int>(in.V)};
 }
 
-// [B, T, heads, 128] as boxes of 64 elements x 1 head x 64 tokens x 1 batch, 128-byte swizzle, zeros outside.
-inline cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int64_t heads, const Sm90Forward &in) {
+// [B, T, heads, size] as boxes of 64 elements x 1 head x 64 tokens x 1 batch, 128-byte swizzle, zeros outside.
+inline cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int64_t heads, const Sm90Forward &in,
+                          int64_t size = kKey) {
   using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                               const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -102,7 +103,7 @@ inline cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides 
   if (status != cudaSuccess) return status;
   if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
   const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(2 * std::max<int64_t>(stride, 8)); };
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(kKey), static_cast<cuuint64_t>(heads),
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(heads),
                                static_cast<cuuint64_t>(in.T), static_cast<cuuint64_t>(in.B)};
   const cuuint64_t strides[3] = {bytes(s.head), bytes(s.token), bytes(s.batch)};
   const cuuint32_t box[4] = {64, 1, kChunk, 1}, steps[4] = {1, 1, 1, 1};

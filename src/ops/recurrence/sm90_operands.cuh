@@ -37,12 +37,14 @@ __device__ __forceinline__ float load_beta(const PrepArguments &in, int64_t at) 
 // 16 bytes a thread, whole lines a warp. Rows past the end get that of the last one.
 template <class Store>
 __device__ __forceinline__ void inverse_lengths(const __nv_bfloat16 *rows, const Sm90Strides &s, const Chunk &chunk, int head,
-                                                int thread, Store store) {
+                                                int K, int thread, Store store) {
+  const bool here = thread % 16 * 8 < K;
   const __nv_bfloat16 *first = rows + chunk.batch * s.batch + chunk.start * s.token + head * s.head + thread % 16 * 8;
   uint4 words[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    words[i] = *reinterpret_cast<const uint4 *>(first + min(8 * i + thread / 16, chunk.rows - 1) * s.token);
+    words[i] = make_uint4(0, 0, 0, 0);
+    if (here) words[i] = *reinterpret_cast<const uint4 *>(first + min(8 * i + thread / 16, chunk.rows - 1) * s.token);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

@@ -42,12 +42,14 @@ struct alignas(16) VectorFactors {
   float all[4][36];
 };
 
+// K and V up to 128: keys and values past them arrive as zeros and stay so.
 struct Shape {
   int B, T, H, HV, N;
   int slots;  // per head
   int dense_chunks;
   const void *cu_seqlens;
   int cu_seqlens_64;
+  int K = kKey, V = kKey;
 };
 
 struct Span {

@@ -97,9 +97,9 @@ __global__ void __launch_bounds__(128, kErase == Sm90Erase::kSeparate ? 4 : 6) p
     const auto key = [&](int i, float x) { at(factors.key, i) = x; };
     const auto erase = [&](int i, float x) { at(factors.beta_decay, i) = x; };
     if (in.has_l2norm) {
-      inverse_lengths(in.q_rows, in.q_strides, chunk, h, thread, query);
-      inverse_lengths(in.k_rows, in.k_strides, chunk, h, thread, key);
-      if (kSeparate) inverse_lengths(in.x_rows, in.x_strides, chunk, h, thread, erase);
+      inverse_lengths(in.q_rows, in.q_strides, chunk, h, in.shape.K, thread, query);
+      inverse_lengths(in.k_rows, in.k_strides, chunk, h, in.shape.K, thread, key);
+      if (kSeparate) inverse_lengths(in.x_rows, in.x_strides, chunk, h, in.shape.K, thread, erase);
     } else if (thread < kChunk) {
       query(token, 1.0f), key(token, 1.0f), erase(token, 1.0f);
     }

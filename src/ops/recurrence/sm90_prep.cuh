@@ -40,10 +40,12 @@ __device__ __forceinline__ void zero_rows_outside(const PrepArguments &in, int s
   uint4 *out = reinterpret_cast<uint4 *>(static_cast<__nv_bfloat16 *>(in.o) + row * in.o_strides.token +
                                          hv * in.o_strides.head) + thread % 2 * 8;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) out[i] = make_uint4(0, 0, 0, 0);
+  for (int i = 0; i < 8; ++i) {
+    if (thread % 2 * 64 + 8 * i < in.shape.V) out[i] = make_uint4(0, 0, 0, 0);
+  }
 }
 
-// Vector gates of logits, or of 16 bits, as fp32 [B, T, HV, 128].
+// Vector gates of logits, or of 16 bits, as fp32 [B, T, HV, K].
 cudaError_t launch_gate(const PrepArguments &, float *out, cudaStream_t);
 
 cudaError_t launch_prep_vector(const PrepArguments &, Sm90Erase, cudaStream_t);

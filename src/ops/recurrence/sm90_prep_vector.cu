@@ -89,8 +89,9 @@ struct VectorSides {
 template <class Is>
 __device__ __forceinline__ void load_rows(const PrepArguments &in, const Chunk &chunk, int hv, VectorSides<Is> &sides) {
   const int h = hv / (in.shape.HV / in.shape.H), pair = sides.pair, block = sides.block;
-  const __nv_bfloat16 *q = in.q_rows + chunk.batch * in.q_strides.batch + h * in.q_strides.head + 2 * pair;
-  const __nv_bfloat16 *k = in.k_rows + chunk.batch * in.k_strides.batch + h * in.k_strides.head + 2 * pair;
+  const int key = min(2 * pair, in.shape.K - 2), inside = 2 * pair < in.shape.K ? chunk.rows - 16 * block : 0;
+  const __nv_bfloat16 *q = in.q_rows + chunk.batch * in.q_strides.batch + h * in.q_strides.head + key;
+  const __nv_bfloat16 *k = in.k_rows + chunk.batch * in.k_strides.batch + h * in.k_strides.head + key;
   const char *q_first = reinterpret_cast<const char *>(q + chunk.start * in.q_strides.token);
   const char *k_first = reinterpret_cast<const char *>(k + chunk.start * in.k_strides.token);
   // 32 bits for 64 rows: the host refuses longer strides.
@@ -107,15 +108,16 @@ __device__ __forceinline__ void load_rows(const PrepArguments &in, const Chunk &
   make_decays<Is>(chunk, block, sides.rows);
 #pragma unroll
   for (int r = 0; r < 16; ++r) {
-    if (r >= chunk.rows - 16 * block) sides.q[r] = sides.k[r] = 0;
+    if (r >= inside) sides.q[r] = sides.k[r] = 0;
   }
   if constexpr (Is::kSeparate) {
     const __nv_bfloat16 *gate = in.x_rows + chunk.batch * in.x_strides.batch + chunk.start * in.x_strides.token +
-                                h * in.x_strides.head + 2 * pair;
+                                h * in.x_strides.head + key;
 #pragma unroll
     for (int r = 0; r < 16; ++r) {
       const int row = min(16 * block + r, chunk.rows - 1);
-      put(sides.shared.erase_gate, place(sides.rows, block, r), *reinterpret_cast<const uint32_t *>(gate + row * in.x_strides.token));
+      const uint32_t word = *reinterpret_cast<const uint32_t *>(gate + row * in.x_strides.token);
+      put(sides.shared.erase_gate, place(sides.rows, block, r), r < inside ? word : 0);
     }
   }
 }
@@ -134,7 +136,11 @@ __global__ void __launch_bounds__(256, 2) prep_vector_kernel(const __grid_consta
   VectorSides<Is> sides(shared, pair, block, in.scale);
   const Rows &rows = sides.rows;
   load_rows(in, chunk, hv, sides);
-  if constexpr (Is::kNormed) normalize(sides.q, sides.k, shared.lengths, thread);
+  if constexpr (Is::kNormed) {
+    sides.forget();
+    normalize(sides.q, sides.k, shared.lengths, thread);
+    sides.forget();
+  }
   if (Is::kSolve && thread < kChunk) {
     const auto &s = in.beta_strides;
     const int64_t at = chunk.batch * s.batch + (chunk.start + thread) * s.token + hv * s.head;

@@ -27,7 +27,7 @@ namespace {
 template <Sm90Gate kGate, Sm90Erase kErase>
 struct __align__(1024) ReverseShared {
   static constexpr int kDepth = 2;
-  static constexpr bool kLow = kErase == Sm90Erase::kShared;
+  static constexpr bool kLow = kErase == Sm90Erase::kShared, kApart = false;
   Stage<kGate, kErase, kLow> stage[kDepth];
   unsigned char o[kTileBytes];  // E
   KeptState kept;

@@ -21,12 +21,14 @@
 // solve, S^T += X^T B + V^T K (8 x m64n128k16), O^T += V^T P^T (4 x m64n64k16).
 // Roles of the summary (what a segment does to any state): warpgroup 1 the same chain without outputs, from zero, giving
 // H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
-// Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
+// Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders, and to
+// the scores, which lie apart from the stages and have the place of those of two chunks before),
 // tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
 // X is read by the erase key: k, or p, which has a tile of its own. A write gate multiplies V in fp32.
-// Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, P 2 x 8192, factors 2704; staging of o 8192; 2 stages: 160 KB,
-// with p (16384) 192 KB; without an erase no T, one P, 3 stages: 165 KB. With a vector gate also k exp(G_end - G) 16384,
-// write gate 8192, factors 896; 2 stages: 186 KB, 202 KB with a write gate, 170 KB with independent keys.
+// Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, factors 2704; P 2 x 2 x 8192; staging of o 8192; 3 stages:
+// 216 KB, with p (16384) 2 stages, 189 KB; without an erase no T, one P in each of 3 stages, 160 KB. With a vector gate also
+// k exp(G_end - G) 16384, write gate 8192, P 2 x 8192, factors 896; 2 stages: 186 KB, 202 KB with a write gate, 170 KB with
+// independent keys.
 #include "ops/recurrence/sm90_chain.cuh"
 #include "ops/recurrence/sm90_kept.cuh"
 
@@ -64,6 +66,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
   [[maybe_unused]] int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
   [[maybe_unused]] uint32_t kept_parity = 0;
   int last_slot = 0;
+  [[maybe_unused]] int turn = 0;
   if (work.length > 0) barrier_wait(shared_address(&shared.full[0]), 0);
   for (int left = work.length; left > 0; left -= kChunk) {
     const auto &stage = shared.stage[ring.slot];
@@ -73,7 +76,6 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
     const uint64_t k_free = rows_along_free(shared_address(kVector ? stage.k_end : stage.k), kTileBytes);
     const uint64_t b_free = rows_along_free(shared_address(stage.b_end), kTileBytes);
     const uint64_t solve = rows_along_sum(shared_address(stage.solve));
-    const uint64_t scores = rows_along_sum(shared_address(stage.scores));
     // The compiler follows sums in flight around the loop only up to a wait for all of them.
     product_wait<0>();
     hold(s);
@@ -223,6 +225,8 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
         }
       }
       if constexpr (!kVector) barrier_wait(shared_address(&shared.scored[ring.slot]), ring.parity);
+      const uint64_t scores = rows_along_sum(shared_address(scores_of(shared, ring.slot, turn)));
+      turn ^= 1;
       hold(o);
       product_fence();
 #pragma unroll
@@ -230,7 +234,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
       if constexpr (kSolve) {
 #pragma unroll
         for (int step = 0; step < 4; ++step) multiply_n64(o, low[step], advance(scores, step * 32), 1);
-        const uint64_t scores_low = rows_along_sum(shared_address(stage.scores_low));
+        const uint64_t scores_low = advance(scores, kTileBytes);
 #pragma unroll
         for (int step = 0; step < 4; ++step) multiply_n64(o, a[step], advance(scores_low, step * 32), 1);
       }
@@ -325,7 +329,7 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
 }
 
 template <Sm90Gate kGate, Sm90Erase kErase>
-struct __align__(1024) StatesShared : ScanShared<kGate, kErase> {
+struct __align__(1024) StatesShared : ScanShared<kGate, kErase, false> {
   KeptState kept;
 };
 

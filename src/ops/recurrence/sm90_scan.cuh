@@ -20,9 +20,10 @@ struct ScanArguments {
   Shape shape;
   Tiles tiles;
   int segments;              // of every sequence, equal numbers of chunks
-  const float *start_state;  // [N, HV, segments, 128, 128] by the strides below, or null: zero
-  float *end_state;          // [N, HV, 128, 128] after the last segment, or null
+  const float *start_state;  // [N, HV, segments, keys, values] by the strides below, or null: zero
+  float *end_state;          // [N, HV, K, V] after the last segment, or null
   int64_t start_key, start_value, end_key, end_value;  // element strides inside one state
+  int start_keys = kKey, start_values = kKey;  // or K and V
   float *summary;  // [N, HV, segments, 2, 128 * 128]: H^T [value][key] and Pi^T by summary_word of a segment
   float *turned;   // the same for the reverse, segments from the last to the first: Pi goes there too; or null
   Kept kept;
@@ -61,6 +62,7 @@ struct LinkArguments {
   const float *initial_state;
   int64_t state_key, state_value;
   float *start_state;  // [heads, segments, value, key]
+  int keys = kKey, values = kKey;  // of initial_state
 };
 
 // The states at the starts of all segments.

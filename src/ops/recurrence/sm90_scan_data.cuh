@@ -22,12 +22,17 @@ constexpr bool kSolves = kErase == Sm90Erase::kShared || kErase == Sm90Erase::kS
 template <Sm90Erase kErase>
 constexpr bool kReads = kErase != Sm90Erase::kNone;
 
-// How deep loads run ahead; with a vector gate or a solve a third stage does not fit.
+// Whether scores lie apart from the stages, in two places that the warpgroups of scores fill in turn: made there and as two
+// bf16 they would leave room for two stages only.
 template <Sm90Gate kGate, Sm90Erase kErase>
-constexpr int kStages = kGate == Sm90Gate::kVector || kSolves<kErase> ? 2 : 3;
+constexpr bool kScoresApart = kGate != Sm90Gate::kVector && kSolves<kErase>;
 
-// kLow: the scores have a second image, of what bf16 left.
-template <Sm90Gate kGate, Sm90Erase kErase, bool kLow = false>
+// How deep loads run ahead; with a vector gate or a tile of the erase key a third stage does not fit.
+template <Sm90Gate kGate, Sm90Erase kErase>
+constexpr int kStages = kGate == Sm90Gate::kVector || kErase == Sm90Erase::kSeparate ? 2 : 3;
+
+// kLow: the scores have a second image, of what bf16 left. kApart: they lie elsewhere.
+template <Sm90Gate kGate, Sm90Erase kErase, bool kLow = false, bool kApart = false>
 struct __align__(1024) Stage {
   static constexpr bool kVector = kGate == Sm90Gate::kVector;
   unsigned char k[2 * kTileBytes];  // vector gate: the erase key times exp(G), and q likewise
@@ -38,19 +43,30 @@ struct __align__(1024) Stage {
   unsigned char v[kTileBytes];
   unsigned char write_gate[kHasWriteGate<kGate, kErase> ? kTileBytes : 0];
   unsigned char solve[kSolves<kErase> ? kTileBytes : 0], solve_low[kSolves<kErase> ? kTileBytes : 0];
-  unsigned char scores[kTileBytes];
-  unsigned char scores_low[kLow ? kTileBytes : 0];
+  unsigned char scores[kApart ? 0 : kTileBytes];
+  unsigned char scores_low[kLow && !kApart ? kTileBytes : 0];
 };
 
-template <Sm90Gate kGate, Sm90Erase kErase>
+template <Sm90Gate kGate, Sm90Erase kErase, bool kScores = true>
 struct __align__(1024) ScanShared {
   static constexpr int kDepth = kStages<kGate, kErase>;
-  static constexpr bool kLow = kSolves<kErase>;
-  Stage<kGate, kErase, kLow> stage[kDepth];
+  static constexpr bool kLow = kSolves<kErase>, kApart = kScoresApart<kGate, kErase>;
+  Stage<kGate, kErase, kLow, kApart> stage[kDepth];
+  unsigned char apart[kApart && kScores ? 2 : 0][2 * kTileBytes];
   unsigned char o[kTileBytes];
   std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kDepth];
   uint64_t full[kDepth], scored[kDepth], empty[kDepth], tail, o_filled, o_emptied;
 };
+
+// The scores of a chunk, in every stage or in two places; a low part is the image behind.
+template <class Shared>
+__device__ __forceinline__ auto scores_of(Shared &shared, int slot, int turn) {
+  if constexpr (Shared::kApart) {
+    return &shared.apart[turn][0];
+  } else {
+    return &shared.stage[slot].scores[0];
+  }
+}
 
 // The part of a sequence that one pair scans.
 struct Work {
@@ -184,6 +200,7 @@ __device__ __forceinline__ void store_outputs(const ScanArguments &in, ScanShare
       __nv_bfloat16 *out = static_cast<__nv_bfloat16 *>(in.o_rows) + work.batch * in.o_strides.batch +
                            row * in.o_strides.token + work.hv * in.o_strides.head + 64 * work.rank;
       for (int i = lane; i < left * 8; i += 32) {
+        if (64 * work.rank + i % 8 * 8 >= in.shape.V) continue;
         *reinterpret_cast<uint4 *>(out + i / 8 * in.o_strides.token + i % 8 * 8) =
             *reinterpret_cast<const uint4 *>(shared.o + swizzled(i / 8, i % 8 * 16));
       }
