@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gate activations and their gradients on the device, and SiLU and sigmoid. The gates are in fp64: exp, log1p and the sums inside
-// then neither overflow nor cancel at any fp32 logit, and every result is rounded once. Formulas: gate_input of
-// fastweight/recurrence.h.
+// then neither overflow nor cancel at any fp32 logit, and every result is rounded once. activate_gate in fp32 is for operands of 16
+// bits, whose round-off its own of a few 2^-24 does not reach. Formulas: gate_input of fastweight/recurrence.h.
 #pragma once
 #include "core/activation_f64.hpp"
 #include "fastweight/neighbours.h"
 
 namespace fw::cuda {
 
-__device__ inline double sigmoid(double x) {
+template <class Real>
+__device__ inline Real sigmoid(Real x) {
   if (x >= 0) return 1 / (1 + exp(-x));
-  const double e = exp(x);
+  const Real e = exp(x);
   return e / (1 + e);
 }
-__device__ inline double softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
+template <class Real>
+__device__ inline Real softplus(Real x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
 
 struct GateSettings {
   int32_t kind;  // FW_GATE_KIND_*
@@ -23,13 +25,14 @@ struct GateSettings {
 constexpr double kRwkv7Rate = -0.60653065971263342;  // -exp(-1/2)
 
 // g or beta of the logit x; a_log and dt_bias are 0 when absent.
+template <class Real = double>
 __device__ inline float activate_gate(const GateSettings &s, float x, float a_log, float dt_bias) {
-  const double u = static_cast<double>(x) + dt_bias;
+  const Real u = static_cast<Real>(x) + static_cast<Real>(dt_bias);
   switch (s.kind) {
-    case FW_GATE_KIND_SOFTPLUS: return static_cast<float>(-exp(static_cast<double>(a_log)) * softplus(u));
-    case FW_GATE_KIND_LOG_SIGMOID: return static_cast<float>(-softplus(-u) / s.normalizer);
-    case FW_GATE_KIND_BOUNDED: return static_cast<float>(s.lower_bound * sigmoid(exp(static_cast<double>(a_log)) * u));
-    case FW_GATE_KIND_RWKV7: return static_cast<float>(kRwkv7Rate * sigmoid(u));
+    case FW_GATE_KIND_SOFTPLUS: return static_cast<float>(-exp(static_cast<Real>(a_log)) * softplus(u));
+    case FW_GATE_KIND_LOG_SIGMOID: return static_cast<float>(-softplus(-u) / static_cast<Real>(s.normalizer));
+    case FW_GATE_KIND_BOUNDED: return static_cast<float>(static_cast<Real>(s.lower_bound) * sigmoid(exp(static_cast<Real>(a_log)) * u));
+    case FW_GATE_KIND_RWKV7: return static_cast<float>(static_cast<Real>(kRwkv7Rate) * sigmoid(u));
     case FW_GATE_KIND_BETA: return static_cast<float>(sigmoid(u));
     default: return static_cast<float>(2 * sigmoid(u));
   }

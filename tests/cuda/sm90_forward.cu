@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "fastweight/recurrence.h"
 #include "ops/recurrence/sm90_forward.hpp"
 #include "tests/cuda/sm90_truth.hpp"
 
@@ -45,6 +46,7 @@ struct Case {
   std::vector<int> offsets;  // cu_seqlens or empty
   bool gate_bf16;
   float g_min;
+  bool has_l2norm = false, reads_before = false;
 };
 
 template <class T>
@@ -62,7 +64,7 @@ std::vector<__nv_bfloat16> as_bf16(const std::vector<float> &x) {
 }
 
 struct Inputs {
-  std::vector<float> q, k, v, g, beta, initial;
+  std::vector<float> q, k, v, g, beta, p, erase_gate, write_gate, a, b, initial;
 };
 
 Inputs draw(const Case &c, unsigned seed) {
@@ -88,7 +90,8 @@ Inputs draw(const Case &c, unsigned seed) {
       if (c.data == kOneSign) k[i] = std::fabs(k[i]);
       sum += k[i] * k[i];
     }
-    for (int i = 0; i < kSize; ++i) k[i] = round_bf16(k[i] / static_cast<float>(std::sqrt(sum)));
+    const float length = c.has_l2norm && c.erase != Sm90Erase::kIndependent ? 0.5f + 3.0f * uniform(random) : 1.0f;
+    for (int i = 0; i < kSize; ++i) k[i] = round_bf16(length * k[i] / static_cast<float>(std::sqrt(sum)));
   }
   if (c.data == kOneSign) {
     for (auto &x : in.q) x = std::fabs(x);
@@ -103,6 +106,24 @@ Inputs draw(const Case &c, unsigned seed) {
     if (c.data == kHold) x = 0.02f;
     if (c.data == kOneSign) x = 0.05f + 0.9f * uniform(random);
     if (c.gate_bf16) x = round_bf16(x);
+  }
+  const auto near = [&](const std::vector<float> &from, float by, float noise) {
+    std::vector<float> to(from.size());
+    for (size_t i = 0; i < to.size(); ++i) to[i] = round_bf16(by * from[i] + noise * normal(random));
+    return to;
+  };
+  if (c.erase == Sm90Erase::kIndependent) {
+    in.a = near(in.k, -1.0f, 0.0f);
+    in.b = near(in.k, 1.0f, 0.002f);
+    for (size_t i = 0; i < in.b.size(); ++i) in.b[i] = round_bf16(in.b[i] * in.beta[i / kSize / c.H * c.HV]);
+    in.k = near(in.k, c.data == kSimilar ? 1.0f : 0.5f, c.data == kOneSign ? 0.0f : 0.05f);
+  } else if (c.erase == Sm90Erase::kSeparate && c.gate != Sm90Gate::kVector) {
+    in.p = near(in.k, 1.0f, c.data == kOneSign ? 0.0f : 0.03f);
+  } else if (c.erase == Sm90Erase::kSeparate) {
+    in.erase_gate = near(in.k, 0.0f, 1.0f), in.write_gate = near(in.v, 0.0f, 1.0f);
+    for (auto *gate : {&in.erase_gate, &in.write_gate}) {
+      for (auto &x : *gate) x = round_bf16(c.data == kHold ? 0.02f : c.data == kSimilar ? 0.95f : 1.0f / (1.0f + std::exp(-x)));
+    }
   }
   if (c.gate != Sm90Gate::kNone) in.g.resize(in.beta.size() * (c.gate == Sm90Gate::kVector ? kSize : 1));
   for (auto &x : in.g) {
@@ -158,9 +179,18 @@ Outputs run(const Case &c, const Inputs &in) {
   f.g_type = f.beta_type = c.gate_bf16 ? Sm90Real::kBfloat16 : Sm90Real::kFloat32;
   void *g = c.gate_bf16 ? static_cast<void *>(upload(as_bf16(in.g))) : static_cast<void *>(upload(in.g));
   void *beta = c.gate_bf16 ? static_cast<void *>(upload(as_bf16(in.beta))) : static_cast<void *>(upload(in.beta));
-  f.g = g, f.beta = beta;
+  f.g = c.gate == Sm90Gate::kNone ? nullptr : g, f.beta = beta;
+  f.has_l2norm = c.has_l2norm, f.reads_before = c.reads_before;
   f.beta_strides = {static_cast<int64_t>(c.T) * c.HV, c.HV, 1};
   f.g_strides = c.gate == Sm90Gate::kVector ? f.o_strides : f.beta_strides;
+  std::vector<void *> more;
+  const auto other = [&](const std::vector<float> &rows, const void *&data, Sm90Strides &strides) {
+    if (rows.empty()) return;
+    more.push_back(upload(as_bf16(rows)));
+    data = more.back(), strides = rows.size() == in.v.size() && &rows == &in.write_gate ? f.o_strides : Sm90Strides{c.T * h, h, kSize};
+  };
+  other(in.p, f.p, f.p_strides), other(in.a, f.a, f.a_strides), other(in.b, f.b, f.b_strides);
+  other(in.erase_gate, f.erase_gate, f.erase_gate_strides), other(in.write_gate, f.write_gate, f.write_gate_strides);
   std::vector<float> first = in.initial;
   if (c.initial && c.layout == Sm90Layout::kValueKey) {
     for (size_t i = 0; i < first.size(); ++i) {
@@ -203,6 +233,7 @@ Outputs run(const Case &c, const Inputs &in) {
       host.state[i] = given[i - at + at % kSize * kSize + at / kSize];
     }
   }
+  for (void *p : more) MUST(cudaFree(p));
   for (void *p : {(void *)q, (void *)k, (void *)v, g, beta, (void *)initial, (void *)offsets, (void *)o, (void *)final_state, workspace}) {
     MUST(cudaFree(p));
   }
@@ -233,12 +264,16 @@ bool check(const Case &c, unsigned seed) {
     const int n = task / c.HV, hv = task % c.HV, h = hv / (c.HV / c.H);
     const int batch = offsets.empty() ? n : 0, start = offsets.empty() ? 0 : offsets[n];
     const int length = offsets.empty() ? c.T : offsets[n + 1] - start;
-    HeadProblem p = {length, static_cast<int>(c.gate), c.erase == Sm90Erase::kShared, 1.0f / std::sqrt(128.0f)};
+    const int erase = c.erase == Sm90Erase::kNone ? 0 : c.erase == Sm90Erase::kIndependent ? 2 : 1;
+    HeadProblem p = {length, static_cast<int>(c.gate), erase, c.reads_before, c.has_l2norm, 1.0f / std::sqrt(128.0f)};
     for (int t = 0; t < length; ++t) {
       const size_t row = static_cast<size_t>(batch) * c.T + start + t;
-      p.q.insert(p.q.end(), &in.q[(row * c.H + h) * kSize], &in.q[(row * c.H + h) * kSize] + kSize);
-      p.k.insert(p.k.end(), &in.k[(row * c.H + h) * kSize], &in.k[(row * c.H + h) * kSize] + kSize);
-      p.v.insert(p.v.end(), &in.v[(row * c.HV + hv) * kSize], &in.v[(row * c.HV + hv) * kSize] + kSize);
+      const auto add = [](std::vector<float> &to, const std::vector<float> &from, size_t at) {
+        if (!from.empty()) to.insert(to.end(), from.begin() + at * kSize, from.begin() + (at + 1) * kSize);
+      };
+      add(p.q, in.q, row * c.H + h), add(p.k, in.k, row * c.H + h), add(p.v, in.v, row * c.HV + hv);
+      add(p.p, in.p, row * c.H + h), add(p.a, in.a, row * c.H + h), add(p.b, in.b, row * c.H + h);
+      add(p.erase_gate, in.erase_gate, row * c.H + h), add(p.write_gate, in.write_gate, row * c.HV + hv);
       p.beta.push_back(in.beta[row * c.HV + hv]);
       const int width = c.gate == Sm90Gate::kVector ? kSize : 1;
       if (c.gate != Sm90Gate::kNone) {
@@ -312,6 +347,8 @@ bool check(const Case &c, unsigned seed) {
     };
     mix(mixed.q, foreign.q), mix(mixed.k, foreign.k), mix(mixed.v, foreign.v), mix(mixed.beta, foreign.beta);
     if (c.gate != Sm90Gate::kNone) mix(mixed.g, foreign.g);
+    mix(mixed.p, foreign.p), mix(mixed.a, foreign.a), mix(mixed.b, foreign.b);
+    mix(mixed.erase_gate, foreign.erase_gate), mix(mixed.write_gate, foreign.write_gate);
     const Outputs changed = run(c, mixed);
     for (int b = 0; b < c.B; ++b) {
       const size_t at = static_cast<size_t>(b) * c.T * c.HV * kSize;

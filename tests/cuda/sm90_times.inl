@@ -27,6 +27,38 @@ void add_more(std::vector<Case> &cases) {
     cases.push_back({"gla 1x500x2", vector, plain, 1, 500, 2, 2, data, true, V, {}, false, inf});
   }
   cases.push_back({"gla 1x2100 H2 segments", vector, plain, 1, 2100, 2, 2, kWeak, true, K, {}, false, inf});
+
+  const auto scalar = Sm90Gate::kScalar, none = Sm90Gate::kNone;
+  const auto separate = Sm90Erase::kSeparate, independent = Sm90Erase::kIndependent;
+  for (const Data data : {kPlain, kOneSign}) {
+    cases.push_back({"gdn 1x64 H1 HV2", scalar, erase, 1, 64, 1, 2, data, true, K, {}, false, inf});
+    cases.push_back({"gdn norm 2x130 H2 HV4", scalar, erase, 2, 130, 2, 4, data, true, K, {}, false, inf, true});
+    cases.push_back({"delta_rule norm 1x257 H2", none, erase, 1, 257, 2, 2, data, true, V, {}, false, inf, true});
+    cases.push_back({"simple_gla norm 1x257 H2", scalar, plain, 1, 257, 2, 2, data, true, V, {}, false, inf, true});
+    cases.push_back({"kda norm 2x130 H2 HV4", vector, erase, 2, 130, 2, 4, data, true, K, {}, true, inf, true});
+    cases.push_back({"gla norm 1x257 H2", vector, plain, 1, 257, 2, 2, data, true, K, {}, false, inf, true});
+    cases.push_back({"gdn2 norm 1x257 H1 HV2", vector, separate, 1, 257, 1, 2, data, true, K, {}, false, inf, true});
+    cases.push_back({"dplr norm 1x257 H1 HV2", vector, independent, 1, 257, 1, 2, data, true, K, {}, false, inf, true});
+  }
+  for (const Data data : {kPlain, kStrong, kSimilar, kHold, kOneSign, kInfiniteRows}) {
+    cases.push_back({"comba 2x333 H1 HV2", scalar, separate, 2, 333, 1, 2, data, true, V, {}, false, inf, false, true});
+    cases.push_back({"gdn2 2x333 H1 HV2", vector, separate, 2, 333, 1, 2, data, true, V, {}, data == kStrong, inf});
+    cases.push_back({"dplr 2x333 H1 HV2", vector, independent, 2, 333, 1, 2, data, true, V, {}, data == kStrong, inf});
+    cases.push_back({"iplr 1x333 H2", none, independent, 1, 333, 2, 2, data, true, K, {}, false, inf});
+  }
+  for (const Data data : {kStrong, kOneSign}) {
+    cases.push_back({"gdn2 1x333 H2 g_min -5", vector, separate, 1, 333, 2, 2, data, true, K, {}, true, -5.0f});
+    cases.push_back({"dplr 1x333 H2 g_min -5", vector, independent, 1, 333, 2, 2, data, true, K, {}, true, -5.0f});
+  }
+  for (const Data data : {kHold, kOneSign}) {
+    cases.push_back({"comba 1x2100 H2 segments", scalar, separate, 1, 2100, 2, 2, data, true, K, {}, false, inf, false, true});
+    cases.push_back({"gdn2 1x2100 H2 segments", vector, separate, 1, 2100, 2, 2, data, true, K, {}, false, inf});
+    cases.push_back({"dplr 1x2100 H2 segments", vector, independent, 1, 2100, 2, 2, data, true, K, {}, false, inf});
+  }
+  const std::vector<int> pack = {3, 3, 67, 131, 200, 690};
+  cases.push_back({"comba pack 1x700 H2 HV4", scalar, separate, 1, 700, 2, 4, kPlain, true, V, pack, false, inf, true, true});
+  cases.push_back({"gdn2 pack 1x700 H2 HV4", vector, separate, 1, 700, 2, 4, kPlain, true, V, pack, false, inf});
+  cases.push_back({"dplr pack 1x700 H2 HV4", vector, independent, 1, 700, 2, 4, kPlain, true, V, pack, false, inf});
 }
 
 __device__ float draw_normal(uint64_t index, uint32_t seed) {
@@ -36,14 +68,14 @@ __device__ float draw_normal(uint64_t index, uint32_t seed) {
   return sqrtf(-2.0f * logf(fminf(u, 1.0f))) * cospif(2.0f * v);
 }
 
-// One warp a row of 128; unit: scaled to length 1.
-__global__ void fill_rows(__nv_bfloat16 *out, int64_t rows, uint32_t seed, bool unit) {
+// One warp a row of 128; length: that of every row, 0 leaves them.
+__global__ void fill_rows(__nv_bfloat16 *out, int64_t rows, uint32_t seed, float length) {
   const int64_t row = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / 32;
   if (row >= rows) return;
   float x[4], sum = 0;
   for (int i = 0; i < 4; ++i) x[i] = draw_normal(row * 128 + threadIdx.x % 32 * 4 + i, seed), sum += x[i] * x[i];
   for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  for (int i = 0; i < 4; ++i) out[row * 128 + threadIdx.x % 32 * 4 + i] = __float2bfloat16(unit ? x[i] * rsqrtf(sum) : x[i]);
+  for (int i = 0; i < 4; ++i) out[row * 128 + threadIdx.x % 32 * 4 + i] = __float2bfloat16(length == 0 ? x[i] : length * x[i] * rsqrtf(sum));
 }
 
 // gate 0: sigmoid; 1: 0.01 * logsigmoid; 2: max(logsigmoid, -5).
@@ -81,9 +113,11 @@ int time_all(const std::string &only) {
     int B, T, HV;
     double floor, goal;
     int weak;
+    bool is_made = false;  // the norm of q and k, the gate by softplus and beta by a sigmoid inside
   };
   const auto scalar = Sm90Gate::kScalar, none = Sm90Gate::kNone, vector = Sm90Gate::kVector;
   const auto erase = Sm90Erase::kShared, plain = Sm90Erase::kNone;
+  const auto separate = Sm90Erase::kSeparate, independent = Sm90Erase::kIndependent;
   const Row rows[] = {
       {"gdn", scalar, erase, 1, 8192, 64, .126, .24, 0},  {"gdn", scalar, erase, 1, 8192, 64, .126, .24, 1},
       {"gdn", scalar, erase, 1, 32768, 8, .063, .14, 0},  {"gdn", scalar, erase, 1, 32768, 8, .063, .14, 1},
@@ -95,10 +129,19 @@ int time_all(const std::string &only) {
       {"kda", vector, erase, 8, 2048, 16, .078, .18, 1},  {"kda", vector, erase, 1, 8192, 16, .039, .10, 0},
       {"kda", vector, erase, 1, 8192, 16, .039, .10, 1},  {"gla", vector, plain, 1, 8192, 64, .156, .28, 0},
       {"gla", vector, plain, 1, 32768, 8, .078, .14, 0},
+      {"gdn-made", scalar, erase, 1, 8192, 64, .126, .30, 0, true},
+      {"gdn-made", scalar, erase, 1, 8192, 16, .032, .10, 0, true},
+      {"kda-made", vector, erase, 1, 8192, 64, .156, .80, 0, true},
+      {"kda-made", vector, erase, 1, 8192, 16, .039, .28, 0, true},
+      {"comba", scalar, separate, 1, 8192, 64, .157, .32, 0}, {"comba", scalar, separate, 1, 8192, 16, .039, .15, 0},
+      {"gdn2", vector, separate, 1, 8192, 64, .219, .80, 0},  {"gdn2", vector, separate, 1, 8192, 16, .055, .28, 0},
+      {"dplr", vector, independent, 1, 8192, 64, .218, 1.0, 0}, {"dplr", vector, independent, 1, 8192, 16, .055, .30, 0},
+      {"dplr", vector, independent, 8, 2048, 16, .109, .60, 0}, {"dplr", vector, independent, 1, 32768, 8, .109, .60, 0},
+      {"iplr", none, independent, 1, 8192, 64, .190, 1.0, 0},
   };
   const size_t flush_bytes = size_t{256} << 20, most = size_t{8192} * 64 * 128;
   float *flush;
-  __nv_bfloat16 *q, *k, *v, *o, *g, *beta;
+  __nv_bfloat16 *q, *k, *v, *o, *g, *beta, *a, *b, *gates;
   void *workspace;
   size_t workspace_bytes = size_t{2} << 30;
   MUST(cudaMalloc(&flush, size_t{4} << 30));
@@ -107,13 +150,19 @@ int time_all(const std::string &only) {
   MUST(cudaMalloc(&v, most * 2));
   MUST(cudaMalloc(&o, most * 2));
   MUST(cudaMalloc(&g, most * 2));
+  MUST(cudaMalloc(&a, most * 2));
+  MUST(cudaMalloc(&b, most * 2));
+  MUST(cudaMalloc(&gates, most * 2));
   MUST(cudaMalloc(&beta, most / 64));
   MUST(cudaMalloc(&workspace, workspace_bytes));
   const int64_t all_rows = most / 128;
   const unsigned blocks = static_cast<unsigned>(all_rows * 32 / 256);
-  fill_rows<<<blocks, 256>>>(q, all_rows, 1, false);
-  fill_rows<<<blocks, 256>>>(k, all_rows, 2, true);
-  fill_rows<<<blocks, 256>>>(v, all_rows, 3, false);
+  fill_rows<<<blocks, 256>>>(q, all_rows, 1, 0.0f);
+  fill_rows<<<blocks, 256>>>(k, all_rows, 2, 1.0f);
+  fill_rows<<<blocks, 256>>>(v, all_rows, 3, 0.0f);
+  fill_rows<<<blocks, 256>>>(a, all_rows, 6, -1.0f);
+  fill_rows<<<blocks, 256>>>(b, all_rows, 6, 0.5f);
+  fill_gates<<<static_cast<unsigned>(most / 256), 256>>>(gates, most, 7, 0);
   fill_gates<<<static_cast<unsigned>(all_rows / 256), 256>>>(beta, all_rows, 4, 0);
   MUST(cudaDeviceSynchronize());
   std::printf("copy %.0f GB/s\n", copy_rate(flush, size_t{4} << 30));
@@ -145,6 +194,13 @@ int time_all(const std::string &only) {
       f.q_strides = f.k_strides = f.v_strides = f.o_strides = {row.T * h, h, 128};
       f.beta_strides = {int64_t{row.T} * row.HV, row.HV, 1};
       f.g_strides = row.gate == vector ? f.v_strides : f.beta_strides;
+      if (row.gate == none) f.g = nullptr;
+      f.p_strides = f.a_strides = f.b_strides = f.erase_gate_strides = f.write_gate_strides = f.v_strides;
+      if (row.erase == independent) f.a = a, f.b = b;
+      if (row.erase == separate && row.gate == scalar) f.p = k, f.reads_before = true;
+      if (row.erase == separate && row.gate == vector) f.erase_gate = gates, f.write_gate = gates;
+      f.has_l2norm = row.is_made;
+      if (row.is_made) f.activations.gate_kind = FW_GATE_INPUT_SOFTPLUS, f.activations.beta_kind = FW_BETA_INPUT_SIGMOID;
       f.scale = 0.0883883f, f.batch_invariant = invariant == 1;
       f.g_min = invariant == 2 ? -INFINITY : -5.0f;
       if (const char *refusal = sm90_forward_refusal(f)) {
@@ -172,7 +228,7 @@ int time_all(const std::string &only) {
       }
       std::sort(times.begin(), times.end());
       const double ms = times[times.size() / 2];
-      std::printf("%-6s %dx%5dx%-3d %-6s %-9s %.4f ms  least %.4f  floor %.3f (%2.0f %%)  goal %.3f %s  workspace %.0f B/token/head\n",
+      std::printf("%-8s %dx%5dx%-3d %-6s %-9s %.4f ms  least %.4f  floor %.3f (%2.0f %%)  goal %.3f %s  workspace %.0f B/token/head\n",
                   row.op, row.B, row.T, row.HV, row.weak ? "weak" : "strong", invariant == 1 ? "invariant" : invariant == 2 ? "unbounded" : "", ms, times[0],
                   row.floor, 100 * row.floor / ms, row.goal, ms <= row.goal ? "met" : "missed",
                   static_cast<double>(sm90_forward_workspace(f)) / (double(row.B) * row.T * row.HV));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Truth (fp64, token by token) and yardstick (the same step in fp32 with bf16 operands, rounded off the grid) of the
-// family with a shared or no erase key, for one head of one sequence. Plain loops on the CPU.
+// family, for one head of one sequence. Plain loops on the CPU.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -20,79 +20,82 @@ inline float round_bf16(float x) {
 
 constexpr int kSize = 128;
 
-// One head of one sequence: rows of q, k, v (and of a vector gate) are contiguous in these vectors.
+// One head of one sequence: rows of q, k, v (and of a vector gate) are contiguous in these vectors. What is absent is empty.
 struct HeadProblem {
   int T;
-  int gate;  // 0 none, 1 scalar, 2 vector
-  bool erase;
+  int gate;   // 0 none, 1 scalar, 2 vector
+  int erase;  // 0 none, 1 a key shared with the write, 2 independent keys
+  bool reads_before, has_l2norm;
   float scale;
-  std::vector<float> q, k, v, g, beta, initial;  // initial [K][V] or empty
+  std::vector<float> q, k, v, g, beta, p, erase_gate, write_gate, a, b, initial;  // initial [K][V]
 };
 
 struct HeadResult {
   std::vector<double> o, state;  // [T][V], [K][V]
 };
 
-inline HeadResult truth(const HeadProblem &in) {
-  HeadResult out = {std::vector<double>(in.T * kSize), std::vector<double>(kSize * kSize, 0.0)};
-  auto &s = out.state;
-  for (size_t i = 0; i < in.initial.size(); ++i) s[i] = in.initial[i];
-  double read[kSize], decay[kSize];
-  for (int t = 0; t < in.T; ++t) {
-    const float *q = &in.q[t * kSize], *k = &in.k[t * kSize], *v = &in.v[t * kSize];
-    for (int i = 0; i < kSize; ++i) {
-      decay[i] = in.gate == 0 ? 1.0 : std::exp(static_cast<double>(in.gate == 1 ? in.g[t] : in.g[t * kSize + i]));
-    }
-    for (int j = 0; j < kSize; ++j) read[j] = 0.0;
-    for (int i = 0; i < kSize; ++i) {
-      for (int j = 0; j < kSize; ++j) {
-        s[i * kSize + j] *= decay[i];
-        read[j] += s[i * kSize + j] * k[i];
-      }
-    }
-    for (int j = 0; j < kSize; ++j) read[j] = in.erase ? in.beta[t] * (v[j] - read[j]) : v[j];
-    double *o = &out.o[t * kSize];
-    for (int j = 0; j < kSize; ++j) o[j] = 0.0;
-    for (int i = 0; i < kSize; ++i) {
-      for (int j = 0; j < kSize; ++j) {
-        s[i * kSize + j] += k[i] * read[j];
-        o[j] += s[i * kSize + j] * q[i];
-      }
-    }
-    for (int j = 0; j < kSize; ++j) o[j] *= in.scale;
-  }
-  return out;
-}
-
-inline HeadResult yardstick(const HeadProblem &in, float c) {
+// The step with sums and state of type Real; operand: how what a decay or the inverse multiplies is rounded;
+// stored: a state that is read, a pseudo-value, an output.
+template <class Real, class Operand, class Stored>
+HeadResult step_through(const HeadProblem &in, Operand operand, Stored stored) {
   HeadResult out = {std::vector<double>(in.T * kSize), std::vector<double>(kSize * kSize)};
-  std::vector<float> s(kSize * kSize, 0.0f);
+  std::vector<Real> s(kSize * kSize, Real(0));
   for (size_t i = 0; i < in.initial.size(); ++i) s[i] = in.initial[i];
-  const auto off_grid = [c](float x) { return round_bf16(x * c) / c; };
-  float read[kSize], o[kSize];
+  const auto row_of = [&](const std::vector<float> &all, int t, bool normed, Real *to) {
+    Real sum = 0;
+    for (int i = 0; i < kSize; ++i) to[i] = all[t * kSize + i], sum += to[i] * to[i];
+    const Real by = normed ? 1 / std::sqrt(sum + Real(1e-6)) : Real(1);
+    for (int i = 0; i < kSize; ++i) to[i] *= by;
+  };
+  Real q[kSize], k[kSize], e[kSize], b[kSize], read[kSize], written[kSize], o[kSize], decay[kSize];
   for (int t = 0; t < in.T; ++t) {
-    const float *q = &in.q[t * kSize], *k = &in.k[t * kSize], *v = &in.v[t * kSize];
-    for (int j = 0; j < kSize; ++j) read[j] = o[j] = 0.0f;
+    row_of(in.q, t, in.has_l2norm, q);
+    row_of(in.k, t, in.has_l2norm, k);
+    const Real beta = in.beta.empty() ? Real(1) : Real(in.beta[t]);
+    if (in.erase == 1) {
+      row_of(in.p.empty() ? in.k : in.p, t, in.has_l2norm, e);
+      for (int i = 0; i < kSize; ++i) e[i] *= beta * (in.erase_gate.empty() ? Real(1) : Real(in.erase_gate[t * kSize + i]));
+    } else if (in.erase == 2) {
+      row_of(in.a, t, false, e);
+      row_of(in.b, t, false, b);
+    }
     for (int i = 0; i < kSize; ++i) {
-      const float decay = in.gate == 0 ? 1.0f : std::exp(in.gate == 1 ? in.g[t] : in.g[t * kSize + i]);
-      const float e = in.erase ? off_grid(in.beta[t] * k[i]) : 0.0f;
+      decay[i] = in.gate == 0 ? Real(1) : std::exp(Real(in.gate == 1 ? in.g[t] : in.g[t * kSize + i]));
+      q[i] = operand(q[i]), k[i] = operand(k[i]), e[i] = in.erase ? operand(e[i]) : Real(0), b[i] = in.erase == 2 ? operand(b[i]) : Real(0);
+    }
+    const bool before = in.reads_before || in.erase == 2;
+    for (int j = 0; j < kSize; ++j) read[j] = o[j] = 0;
+    for (int i = 0; i < kSize; ++i) {
       for (int j = 0; j < kSize; ++j) {
-        s[i * kSize + j] *= decay;
-        read[j] += round_bf16(s[i * kSize + j]) * e;
+        const Real was = s[i * kSize + j];
+        s[i * kSize + j] = decay[i] * was;
+        if (in.erase) read[j] += stored(before ? was : s[i * kSize + j]) * e[i];
       }
     }
-    for (int j = 0; j < kSize; ++j) read[j] = round_bf16(in.erase ? in.beta[t] * v[j] - read[j] : v[j]);
+    for (int j = 0; j < kSize; ++j) {
+      const Real v = Real(in.v[t * kSize + j]) * (in.write_gate.empty() ? Real(1) : Real(in.write_gate[t * kSize + j]));
+      written[j] = in.erase == 1 ? stored(beta * v - read[j]) : v;
+      if (in.erase == 2) read[j] = stored(read[j]);
+    }
     for (int i = 0; i < kSize; ++i) {
-      const float key = off_grid(k[i]), query = off_grid(q[i]);
       for (int j = 0; j < kSize; ++j) {
-        s[i * kSize + j] += key * read[j];
-        o[j] += round_bf16(s[i * kSize + j]) * query;
+        s[i * kSize + j] += k[i] * written[j] + (in.erase == 2 ? b[i] * read[j] : Real(0));
+        o[j] += stored(s[i * kSize + j]) * q[i];
       }
     }
-    for (int j = 0; j < kSize; ++j) out.o[t * kSize + j] = round_bf16(in.scale * o[j]);
+    for (int j = 0; j < kSize; ++j) out.o[t * kSize + j] = stored(Real(in.scale) * o[j]);
   }
   for (int i = 0; i < kSize * kSize; ++i) out.state[i] = s[i];
   return out;
+}
+
+inline HeadResult truth(const HeadProblem &in) {
+  const auto same = [](double x) { return x; };
+  return step_through<double>(in, same, same);
+}
+
+inline HeadResult yardstick(const HeadProblem &in, float c) {
+  return step_through<float>(in, [c](float x) { return round_bf16(x * c) / c; }, round_bf16);
 }
 
 }  // namespace sm90_test

@@ -149,27 +149,52 @@ TEST(Grid, StepOfWholePanels) {
   }
 }
 
-// The sm_90a forward, which takes bf16 at K = V = 128 and makes no operand inside.
-TEST(Grid, ForwardOfSm90) {
+// Whether the sm_90a forward takes a row: which factors of the erase key and of v it knows.
+bool is_of_sm90(const Spec &row) {
+  const recurrence::Row facts = row_of(row);
+  if (row.n_sub > 1) return false;
+  if (facts.erase == FW_ERASE_INDEPENDENT) return facts.gate != FW_GATE_SCALAR;
+  const bool has_p = takes(row, recurrence::kP), has_erase_gate = takes(row, recurrence::kEraseGate);
+  const bool has_write_gate = takes(row, recurrence::kWriteGate);
+  if (facts.gate == FW_GATE_VECTOR) return facts.erase != FW_ERASE_SHARED_BEFORE && !has_p && has_erase_gate == has_write_gate;
+  return !has_erase_gate && !has_write_gate;
+}
+
+// The sm_90a kernels, which take bf16, the forward K and V multiples of 8 up to 128, the backward 128. The backward makes no
+// operand inside.
+void run_sm90(fw_direction direction) {
   if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
-  for (const Spec &row : named_rows()) {
-    const recurrence::Row &facts = row_of(row);
-    if (facts.erase == FW_ERASE_INDEPENDENT || facts.erase == FW_ERASE_SHARED_BEFORE || facts.has_fixed_gate) continue;
-    if (row.n_sub > 1 || row.op == FW_OP_GDN2) continue;
+  for (const Spec &row : rows()) {
+    if (!is_of_sm90(row)) continue;
+    const recurrence::Row facts = row_of(row);
+    const bool is_backward = direction == FW_BACKWARD;
+    if (is_backward && (row.op == FW_OP_BY_AXES || facts.erase == FW_ERASE_INDEPENDENT || facts.erase == FW_ERASE_SHARED_BEFORE ||
+                        facts.has_fixed_gate || row.op == FW_OP_GDN2)) {
+      continue;
+    }
     for (int64_t regime = 0; regime < kRegimeCount; ++regime) {
+      if (row.op == FW_OP_BY_AXES && regime != (row.gate * 3 + row.erase + row.operands) % kRegimeCount) continue;
       for (int64_t i = 0; i < (is_full() ? 3 : 1); ++i) {
-        Spec spec = draw(row, FW_BF16, regime, 8000 + 100 * regime + 10 * row.op + i);
+        Spec spec = draw(row, FW_BF16, regime, 8000 + 100 * regime + 10 * row.op + 3 * row.gate + row.erase + row.operands + i);
         Random random(static_cast<uint64_t>(spec.seed));
-        spec.K = spec.V = 128, spec.T = pick(random, {1, 63, 64, 65, 130, 200, 257, 515});
+        spec.K = random.chance(0.6) ? 128 : 8 * random.integer(1, 16), spec.V = random.chance(0.6) ? 128 : 8 * random.integer(1, 16);
+        spec.T = pick(random, {1, 63, 64, 65, 130, 200, 257, 515});
+        if (regime == kHold && row.op != FW_OP_BY_AXES) spec.B = spec.H = spec.group = 1, spec.T = 1100;  // two segments without a pack
+        if (is_short()) spec.B = spec.H = 1, spec.group = 1 + row.op % 2, spec.T = pick(random, {17, 64, 130});
         if (spec.T < 8) spec.tail = 0;
         spec.state_dtype = FW_F32, spec.o_dtype = FW_NONE, spec.gate_dtype = random.chance(0.3) && regime != kHold ? FW_BF16 : FW_F32;
-        spec.strides = 0, spec.normalizer = 0, spec.qk_norm = 0, spec.gate_input = 0, spec.parameters = 0, spec.beta_input = 0;
+        spec.strides = 0, spec.normalizer = 0;
+        if (facts.gate == FW_GATE_NONE && facts.erase == FW_ERASE_NONE) spec.qk_norm = 0;
+        if (is_backward) spec.K = spec.V = 128, spec.qk_norm = 0, spec.gate_input = 0, spec.parameters = 0, spec.beta_input = 0;
         spec.form = FW_FORM_CHUNK;
-        Checked(spec, FW_FORWARD).run(forced("sm90_chunk"), "sm90_chunk");
+        Checked(spec, direction).run(forced("sm90_chunk"), "sm90_chunk");
       }
     }
   }
 }
+
+TEST(Grid, ForwardOfSm90) { run_sm90(FW_FORWARD); }
+TEST(Grid, BackwardOfSm90) { run_sm90(FW_BACKWARD); }
 
 // The references in fp32 pass the same limits.
 TEST(Grid, References) {

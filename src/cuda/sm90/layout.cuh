@@ -2,6 +2,7 @@
 // What the words of sm_90a work on, in plain C++: slots of a ring, places in swizzled tiles, operands of warpgroup products,
 // halves of a packed pair.
 #pragma once
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 namespace fw::sm90 {
@@ -42,5 +43,9 @@ __device__ __forceinline__ uint64_t advance(uint64_t operand, uint32_t bytes) { 
 // Of two bf16 in a word.
 __device__ __forceinline__ float low_bf16(uint32_t packed) { return __uint_as_float(packed << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
+
+// Of two fp16.
+__device__ __forceinline__ float low_f16(uint32_t packed) { return __half2float(__ushort_as_half(static_cast<uint16_t>(packed))); }
+__device__ __forceinline__ float high_f16(uint32_t packed) { return __half2float(__ushort_as_half(static_cast<uint16_t>(packed >> 16))); }
 
 }  // namespace fw::sm90

@@ -53,10 +53,11 @@ struct Problem {
 };
 
 // Natural-log decay of retention and lightning, the same for every token.
-FW_HOST_DEVICE static inline double fixed_gate(const Problem &p, int64_t hv) {
-  if (p.op == FW_OP_RETENTION) return log1p(-exp2(-5.0 - static_cast<double>(hv)));
-  return -p.lightning_slope * static_cast<double>(hv);
+FW_HOST_DEVICE static inline double fixed_gate(fw_op op, double lightning_slope, int64_t hv) {
+  if (op == FW_OP_RETENTION) return log1p(-exp2(-5.0 - static_cast<double>(hv)));
+  return -lightning_slope * static_cast<double>(hv);
 }
+FW_HOST_DEVICE static inline double fixed_gate(const Problem &p, int64_t hv) { return fixed_gate(p.op, p.lightning_slope, hv); }
 
 // Elements of one (slot, value head) of the opaque layout: [K][V padded to 16].
 int64_t opaque_elements(const Problem &p);

@@ -2,12 +2,11 @@
 // Host side of the sm_90a forward: what it accepts, the workspace map, tensor maps, launches.
 #include "ops/recurrence/sm90_forward.hpp"
 
-#include <cuda.h>
-#include <cuda_runtime.h>
+#include <initializer_list>
+#include <utility>
 
-#include <algorithm>
-
-#include "ops/recurrence/sm90_prep.cuh"
+#include "fastweight/recurrence.h"
+#include "ops/recurrence/sm90_host.cuh"
 #include "ops/recurrence/sm90_scan.cuh"
 
 namespace fw {
@@ -15,78 +14,43 @@ namespace {
 
 using namespace sm90;
 
-constexpr size_t kAlign = 1024;
-
-size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
-bool box_strides(const void *base, const Sm90Strides &s) {
-  const auto fits = [](int64_t stride) { return stride >= 0 && stride % 8 == 0 && stride < (int64_t{1} << 38); };
-  return reinterpret_cast<uintptr_t>(base) % 16 == 0 && fits(s.batch) && fits(s.token) && fits(s.head);
+// Whether a pass before prep makes the vector gate, or widens it where prep takes fp32 alone.
+bool makes_gate(const Sm90Forward &in) {
+  if (in.gate != Sm90Gate::kVector) return false;
+  return in.activations.gate_kind != FW_GATE_INPUT_LOG_DECAY || (in.has_l2norm && in.g_type != Sm90Real::kFloat32);
 }
 
-int64_t slots(const Sm90Forward &in) {
-  return in.cu_seqlens ? in.T / kChunk + in.N : in.B * ((in.T + kChunk - 1) / kChunk);
-}
-
-// How many pieces each sequence is cut into so that the pairs of CTAs fill the card; from the shapes alone.
-int segments(const Sm90Forward &in) {
-  constexpr int64_t kPairs = 66, kMost = 16, kLeastChunks = 8;
-  if (in.batch_invariant) return 1;
-  const int64_t heads = in.N * in.HV, chunks = ((in.cu_seqlens ? in.T / in.N : in.T) + kChunk - 1) / kChunk;
-  return static_cast<int>(std::max<int64_t>(1, std::min({kPairs / heads, chunks / kLeastChunks, kMost})));
+// Whether 15 gates of a row block sum to at least -80, by the caller's promise or by the formula of the gate.
+bool is_bounded(const Sm90Forward &in) {
+  if (in.gate == Sm90Gate::kNone) return true;
+  const Sm90Activations &act = in.activations;
+  double least = in.g_min;
+  if (act.gate_kind == FW_GATE_INPUT_BOUNDED) least = std::max(least, act.lower_bound);
+  if (act.gate_kind == FW_GATE_INPUT_RWKV7) least = std::max(least, -1.0);
+  return least * 15 >= -80;
 }
 
 struct Layout {
-  size_t solve, factors, scores, k_start, q_start, k_end, summary, start, total;
+  TileLayout tiles;
+  size_t gate, summary, start, total;
 };
 
 Layout layout(const Sm90Forward &in) {
-  const size_t tiles = static_cast<size_t>(slots(in)) * in.HV, pieces = segments(in);
-  const size_t states = pieces == 1 ? 0 : static_cast<size_t>(in.N) * in.HV * pieces * (kKey * kKey * sizeof(float));
-  const bool is_vector = in.gate == Sm90Gate::kVector, erases = in.erase == Sm90Erase::kShared;
+  Parts parts;
   Layout at = {};
-  const auto take = [&at](size_t &offset, size_t bytes) {
-    offset = at.total;
-    at.total += aligned(bytes);
-  };
-  take(at.solve, erases ? tiles * 2 * kTileBytes : 0);
-  take(at.factors, tiles * (is_vector ? sizeof(VectorFactors) : sizeof(Factors)));
-  take(at.scores, is_vector ? tiles * kTileBytes : 0);
-  take(at.k_start, is_vector && erases ? tiles * 2 * kTileBytes : 0);
-  take(at.q_start, is_vector ? tiles * 2 * kTileBytes : 0);
-  take(at.k_end, is_vector ? tiles * 2 * kTileBytes : 0);
-  take(at.summary, 2 * states);
-  take(at.start, states);
+  at.tiles = lay_out_tiles(parts, in);
+  at.gate = parts.take(makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * in.K * sizeof(float) : 0);
+  at.summary = parts.take(2 * segment_state_bytes(in));
+  at.start = parts.take(segment_state_bytes(in));
+  at.total = parts.total;
   return at;
-}
-
-// [B, T, heads, 128] as boxes of 64 elements x 1 head x 64 tokens x 1 batch, 128-byte swizzle, zeros outside.
-cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int64_t heads, const Sm90Forward &in) {
-  using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  void *entry = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t status =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-  if (status != cudaSuccess) return status;
-  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-  const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(2 * std::max<int64_t>(stride, 8)); };
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(kKey), static_cast<cuuint64_t>(heads),
-                               static_cast<cuuint64_t>(in.T), static_cast<cuuint64_t>(in.B)};
-  const cuuint64_t strides[3] = {bytes(s.head), bytes(s.token), bytes(s.batch)};
-  const cuuint32_t box[4] = {64, 1, kChunk, 1}, steps[4] = {1, 1, 1, 1};
-  const CUresult result = reinterpret_cast<Encode>(entry)(
-      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void *>(base), sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 }  // namespace
 
 const char *sm90_forward_refusal(const Sm90Forward &in) {
-  if (in.K != kKey || in.V != kKey) return "K and V, allowed 128";
+  const auto fits = [](int64_t size) { return size >= 8 && size <= kKey && size % 8 == 0; };
+  if (!fits(in.K) || !fits(in.V)) return "K and V, allowed multiples of 8 up to 128";
   if (in.H < 1 || in.HV < 1 || in.HV % in.H != 0) return "HV is no multiple of H";
   if (in.T < 1 || in.N < 1) return "T or the number of sequences is 0";
   if (in.T >= (int64_t{1} << 30) || in.HV > 65535 || slots(in) >= (int64_t{1} << 30)) return "T or HV, too large";
@@ -94,6 +58,27 @@ const char *sm90_forward_refusal(const Sm90Forward &in) {
   if (!box_strides(in.q, in.q_strides) || !box_strides(in.k, in.k_strides) || !box_strides(in.v, in.v_strides) ||
       !box_strides(in.o, in.o_strides)) {
     return "q, k, v or o: start or an outer stride is no multiple of 16 bytes, or a stride is negative";
+  }
+  if (in.erase == Sm90Erase::kSeparate) {
+    if (in.gate == Sm90Gate::kVector ? !in.erase_gate || !in.write_gate || in.p || in.reads_before
+                                     : !in.p || in.erase_gate || in.write_gate) {
+      return "the erase key: p with no gate or a scalar gate, or erase_gate and write_gate with a vector gate, allowed";
+    }
+  } else if (in.erase == Sm90Erase::kShared && in.reads_before && in.gate == Sm90Gate::kVector) {
+    return "the erase reads before the decay of a vector gate";
+  }
+  if (in.erase == Sm90Erase::kIndependent && (in.gate == Sm90Gate::kScalar || !in.a || !in.b)) {
+    return "independent erase keys with a scalar gate";
+  }
+  if (in.gate == Sm90Gate::kNone && in.erase == Sm90Erase::kNone && in.has_l2norm) {
+    return "a norm without gate and erase, whose states hold to fp32";
+  }
+  for (const auto &[base, strides] : {std::pair<const void *, const Sm90Strides &>{in.p, in.p_strides},
+                                      {in.erase_gate, in.erase_gate_strides}, {in.write_gate, in.write_gate_strides},
+                                      {in.a, in.a_strides}, {in.b, in.b_strides}}) {
+    if (base && !box_strides(base, strides)) {
+      return "a, b, p, erase_gate or write_gate: start or an outer stride is no multiple of 16 bytes, or a stride is negative";
+    }
   }
   const auto pairs = [](int64_t stride) { return stride % 2 == 0; };
   if (in.gate == Sm90Gate::kVector &&
@@ -113,6 +98,10 @@ const char *sm90_forward_refusal(const Sm90Forward &in) {
   if (repeats(in.q_strides, in.H) || repeats(in.k_strides, in.H) || repeats(in.v_strides, in.HV)) {
     return "q, k or v: a stride of 0";
   }
+  if ((in.p && repeats(in.p_strides, in.H)) || (in.write_gate && repeats(in.write_gate_strides, in.HV)) ||
+      (in.a && (repeats(in.a_strides, in.H) || repeats(in.b_strides, in.H)))) {
+    return "a, b, p or write_gate: a stride of 0";
+  }
   return nullptr;
 }
 
@@ -122,58 +111,67 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
   unsigned char *base = static_cast<unsigned char *>(workspace);
   const Layout at = layout(in);
-  const Shape shape = {static_cast<int>(in.B),
-                       static_cast<int>(in.T),
-                       static_cast<int>(in.H),
-                       static_cast<int>(in.HV),
-                       static_cast<int>(in.N),
-                       static_cast<int>(slots(in)),
-                       static_cast<int>((in.T + kChunk - 1) / kChunk),
-                       in.cu_seqlens,
-                       in.cu_seqlens_64};
-  const Tiles tiles = {base + at.solve,   reinterpret_cast<Factors *>(base + at.factors),
-                       base + at.scores,  base + at.k_start,
-                       base + at.q_start, base + at.k_end,
-                       reinterpret_cast<VectorFactors *>(base + at.factors)};
+  const Shape shape = shape_of(in);
+  const Tiles tiles = tiles_at(base, at.tiles);
 
   PrepArguments prep = {};
   ScanArguments scan = {};
-  cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in);
-  if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in);
-  if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in);
-  if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in);
+  cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in, in.K);
+  if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in, in.K);
+  if (status == cudaSuccess) status = encode(&scan.v, in.v, in.v_strides, in.HV, in, in.V);
+  if (status == cudaSuccess) status = encode(&scan.o, in.o, in.o_strides, in.HV, in, in.V);
+  if (status == cudaSuccess && in.p) status = encode(&scan.x, in.p, in.p_strides, in.H, in, in.K);
+  if (status == cudaSuccess && in.write_gate) status = encode(&scan.x, in.write_gate, in.write_gate_strides, in.HV, in, in.V);
   if (status != cudaSuccess) return status;
-  prep.k = scan.k;
+  if (status == cudaSuccess && in.a) status = encode(&prep.x, in.a, in.a_strides, in.H, in, in.K);
+  if (status == cudaSuccess && in.b) status = encode(&prep.b, in.b, in.b_strides, in.H, in, in.K);
+  if (status != cudaSuccess) return status;
+  prep.q = scan.q, prep.k = scan.k;
+  if (in.p) prep.x = scan.x;
+  prep.x_rows = static_cast<const __nv_bfloat16 *>(in.p ? in.p : in.erase_gate);
+  prep.x_strides = in.p ? in.p_strides : in.erase_gate_strides;
+  prep.has_l2norm = in.has_l2norm, prep.reads_before = in.reads_before;
+  prep.activations = in.activations;
   prep.q_rows = static_cast<const __nv_bfloat16 *>(in.q), prep.q_strides = in.q_strides;
   prep.k_rows = static_cast<const __nv_bfloat16 *>(in.k), prep.k_strides = in.k_strides;
   prep.shape = scan.shape = shape;
   prep.tiles = scan.tiles = tiles;
   prep.scale = scan.scale = in.scale;
   prep.g = in.g, prep.g_strides = in.g_strides, prep.g_type = in.g_type;
-  prep.g_is_bounded = in.g_min * 15 >= -80;
+  prep.g_is_bounded = is_bounded(in);
   prep.beta = in.beta, prep.beta_strides = in.beta_strides, prep.beta_type = in.beta_type;
   prep.o = in.o, prep.o_strides = in.o_strides, prep.o_rows_left_over = in.cu_seqlens != nullptr;
-  status = launch_prep(prep, in.gate, in.erase, stream);
+  if (makes_gate(in)) {
+    float *made = reinterpret_cast<float *>(base + at.gate);
+    status = launch_gate(prep, made, stream);
+    if (status != cudaSuccess) return status;
+    const int64_t token = in.HV * in.K;
+    prep.g = made, prep.g_type = Sm90Real::kFloat32, prep.g_strides = {in.T * token, token, in.K};
+  }
+  const Sm90Gate gate = kernel_gate(in);
+  status = launch_prep(prep, gate, in.erase, stream);
   if (status != cudaSuccess) return status;
 
   const bool by_key = in.layout == Sm90Layout::kKeyValue;
   scan.segments = segments(in);
   scan.end_state = in.final_state;
-  scan.end_key = by_key ? kKey : 1, scan.end_value = by_key ? 1 : kKey;
+  scan.end_key = by_key ? in.V : 1, scan.end_value = by_key ? 1 : in.K;
+  scan.start_keys = shape.K, scan.start_values = shape.V;
   scan.o_rows = in.o, scan.o_strides = in.o_strides;
   scan.start_state = in.initial_state, scan.start_key = scan.end_key, scan.start_value = scan.end_value;
   if (scan.segments > 1) {
     float *start = reinterpret_cast<float *>(base + at.start);
     scan.summary = reinterpret_cast<float *>(base + at.summary);
-    status = launch_summary(scan, in.gate, in.erase, stream);
+    status = launch_summary(scan, gate, in.erase, stream);
     if (status != cudaSuccess) return status;
-    const LinkArguments link = {static_cast<int>(in.N * in.HV), scan.segments,   scan.summary, in.initial_state,
-                                scan.start_key,                 scan.start_value, start};
+    const LinkArguments link = {static_cast<int>(in.N * in.HV), scan.segments, scan.summary, in.initial_state, scan.start_key,
+                                scan.start_value, start, shape.K, shape.V};
     status = launch_link(link, stream);
     if (status != cudaSuccess) return status;
     scan.start_state = start, scan.start_key = 1, scan.start_value = kKey;
+    scan.start_keys = scan.start_values = kKey;
   }
-  return launch_scan(scan, in.gate, in.erase, stream);
+  return launch_scan(scan, gate, in.erase, stream);
 }
 
 }  // namespace fw

@@ -27,18 +27,21 @@ __device__ __forceinline__ void read_tokens(float (&to)[16], const ByToken &from
   }
 }
 
-// d (rows 16 warp + g and + 8 of an m64n64 sum) becomes d_ij exp(G_i - G_j) times the row's factor for j < i, or j <= i
-// when !kStrict, and 0 above. Left of the diagonal 16x16 block the decay is split at the last row of the column's block:
-// exp(G_i - G_end(J)) exp(G_end(J) - G_j), both at most 1 for g <= 0 and made of past rows only.
+// d (rows 16 warp + g and + 8 of an m64n64 sum) becomes d_ij exp(G_i - G_j) times the row's and the column's factor for
+// j < i, or j <= i when !kStrict, and 0 above. Left of the diagonal 16x16 block the decay is split at the last row of the
+// column's block: exp(G_i - G_end(J)) exp(G_end(J) - G_j), both at most 1 for g <= 0 and made of past rows only.
+// back 1: G_(i-1) in the place of G_i; only with kStrict.
 template <bool kGated, bool kStrict>
 __device__ __forceinline__ void decay_scores(float (&d)[32], const Factors &factors, float factor0, float factor8,
-                                             int warp, int g, int t) {
+                                             int warp, int g, int t, int back = 0) {
   const int row0 = 16 * warp + g, row8 = row0 + 8;
   float2 gate0 = {}, gate8 = {};
-  float column[16];
+  float column[16], key[4];
   if constexpr (kGated) {
-    gate0 = factors.gate[row0], gate8 = factors.gate[row8];
+    gate0 = factors.gate[max(row0 - back, 0)], gate8 = factors.gate[row8 - back];
     read_tokens(column, factors.to_block_end, t);
+    const float4 four = *reinterpret_cast<const float4 *>(factors.key.at[t] + 4 * warp);
+    key[0] = four.x, key[1] = four.y, key[2] = four.z, key[3] = four.w;
   }
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
@@ -59,7 +62,9 @@ __device__ __forceinline__ void decay_scores(float (&d)[32], const Factors &fact
       for (int e = 0; e < 8; ++e) {
         const int i = e & 2 ? row8 : row0, j = 16 * block + e / 4 * 8 + 2 * t + e % 2;
         float left = e & 2 ? factor8 : factor0;
-        if constexpr (kGated) left *= power_of_two(difference(e & 2 ? gate8 : gate0, factors.gate[j]));
+        if constexpr (kGated) {
+          left *= key[e / 4 * 2 + e % 2] * power_of_two(difference(e & 2 ? gate8 : gate0, factors.gate[j]));
+        }
         x[e] = (kStrict ? j < i : j <= i) ? left * x[e] : 0.0f;
       }
     } else {

@@ -38,9 +38,10 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
   float state[2][4];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int r = g + i % 4 / 2 * 8, c = column + i / 4 * 8 + i % 2;
-    state[i / 4][i % 4] =
-        in.initial_state ? in.initial_state[head * kSize + (row + r) * in.state_value + c * in.state_key] : 0.0f;
+    const int r = row + g + i % 4 / 2 * 8, c = column + i / 4 * 8 + i % 2;
+    const bool here = in.initial_state && r < in.values && c < in.keys;
+    const float *from = in.initial_state + head * in.keys * in.values;
+    state[i / 4][i % 4] = here ? from[r * in.state_value + c * in.state_key] : 0.0f;
   }
   launch_wait();
   const float *pi = summary + kSize + warp * (kSteps * 128) + lane * 4;

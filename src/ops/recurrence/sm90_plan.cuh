@@ -22,12 +22,15 @@ struct alignas(16) ByToken {
 };
 
 // One a (head, slot). G is the gate summed inside the chunk, in base 2 and as two floats.
+// q, k and x (the erase key) stand for 1 / length of their rows, or 1 without a norm inside.
 struct alignas(16) Factors {
   ByToken beta;
-  ByToken beta_decay;   // beta_i exp(G_i)
-  ByToken scale_decay;  // scale exp(G_i)
-  ByToken rest;         // exp(G_end - G_i)
-  ByToken to_block_end;  // exp(G_(last row of i's block of 16) - G_i)
+  ByToken beta_decay;    // x_i beta_i exp(G_i), or of G_(i-1) where the erase reads before the decay
+  ByToken scale_decay;   // q_i scale exp(G_i)
+  ByToken rest;          // k_i exp(G_end - G_i)
+  ByToken to_block_end;  // k_i exp(G_(last row of i's block of 16) - G_i)
+  ByToken key;           // k_i
+  float query[kChunk];   // q_i scale
   float2 gate[kChunk];   // G_i
   float all[4];          // exp(G_end)
 };
@@ -39,12 +42,14 @@ struct alignas(16) VectorFactors {
   float all[4][36];
 };
 
+// K and V up to 128: keys and values past them arrive as zeros and stay so.
 struct Shape {
   int B, T, H, HV, N;
   int slots;  // per head
   int dense_chunks;
   const void *cu_seqlens;
   int cu_seqlens_64;
+  int K = kKey, V = kKey;
 };
 
 struct Span {
@@ -95,10 +100,12 @@ struct Tiles {
   Factors *factors;      // of no gate or a scalar gate
   // of a vector gate, images too:
   unsigned char *scores;   // scale * masked, gated q k^T
-  unsigned char *k_start;  // k exp(G), two images of 64 keys
+  unsigned char *x_start;  // the erase key times exp(G), two images of 64 keys
   unsigned char *q_start;  // scale * q exp(G)
   unsigned char *k_end;    // k exp(G_end - G)
+  unsigned char *b_end;    // of independent erase keys, with which all these are what sm90_prep_independent.cu says
   VectorFactors *vector_factors;
+  unsigned char *scores_low;  // what bf16 left of the scores; with a solve
 };
 
 }  // namespace fw::sm90

@@ -13,79 +13,34 @@
 //          O^T = S^T Q^T                  8 x m64n64k16   meanwhile W^T = beta (V^T - exp(G) X^T)
 //          V'^T = W^T T^T                12 x m64n64k16   W and T as two bf16 each; meanwhile S decays
 //          S^T += (V' exp(G_end - G))^T K 4 x m64n128k16  meanwhile O is scaled, V' split
-//          O^T += V'^T P^T                8 x m64n64k16   V' as two bf16; meanwhile S^T becomes bf16
-// One bf16 each for T, W and the V' of the outputs misses the error bound of o when q, k, v and the state have one sign
-// (2.0 to 2.5 times the yardstick, allowed 2.0; with two 1.4 to 1.7): errors of one row that the next rows would correct
-// stay to the end of the chunk.
+//          O^T += V'^T P^T               12 x m64n64k16   V' and P as two bf16; meanwhile S^T becomes bf16
+// One bf16 for T, W, P or the V' of the outputs misses the error bound of o when q, k, v and the state have one sign (up to
+// 3.2 times the yardstick at 64 tokens, allowed 2.0; with two of each 0.9): errors of one row that the next rows would
+// correct stay to the end of the chunk.
+// With independent erase keys prep has made of them tiles W, B, K, Q and P (sm90_prep_independent.cu): X^T = S^T W^T, no
+// solve, S^T += X^T B + V^T K (8 x m64n128k16), O^T += V^T P^T (4 x m64n64k16).
 // Roles of the summary (what a segment does to any state): warpgroup 1 the same chain without outputs, from zero, giving
 // H^T; warpgroup 2 the chain with V = 0 from rows 64r .. of the identity, giving rows of Pi^T. No q, no scores.
-// Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders),
+// Barriers: full[s] (loads to all), scored[s] (scores to the chain), empty[s] (chain warps of both CTAs to the loaders, and to
+// the scores, which lie apart from the stages and have the place of those of two chunks before),
 // tail (loads of a partial chunk to the loader itself), o_filled, o_emptied (the chain's warps to the storing warp, back).
-// Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, P 8192, factors 2128; staging of o 8192; 3 stages: 211 KB.
-// With a vector gate also k exp(G_end - G) 16384, factors 896; 2 stages: 170 KB.
-#include "cuda/launch.cuh"
-#include "cuda/sm90/barrier.cuh"
-#include "cuda/sm90/matrix.cuh"
-#include "cuda/sm90/product.cuh"
-#include "ops/recurrence/sm90_gates.cuh"
-#include "ops/recurrence/sm90_scan_data.cuh"
+// X is read by the erase key: k, or p, which has a tile of its own. A write gate multiplies V in fp32.
+// Shared memory a stage: k 16384, q 16384, v 8192, T 2 x 8192, factors 2704; P 2 x 2 x 8192; staging of o 8192; 3 stages:
+// 216 KB, with p (16384) 2 stages, 189 KB; without an erase no T, one P in each of 3 stages, 160 KB. With a vector gate also
+// k exp(G_end - G) 16384, write gate 8192, P 2 x 8192, factors 896; 2 stages: 186 KB, 202 KB with a write gate, 170 KB with
+// independent keys.
+#include "ops/recurrence/sm90_chain.cuh"
+#include "ops/recurrence/sm90_kept.cuh"
 
 namespace fw::sm90 {
 namespace {
 
-// One warpgroup of two: the scores of every other chunk, rows = queries, as the swizzled image that P^T is read from.
-template <Sm90Gate kGate>
-__device__ __forceinline__ void make_scores(const ScanArguments &in, ScanShared<kGate> &shared, const Work &work,
-                                            int turn, int thread) {
-  const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, part = lane / 8;
-  const int row = 16 * warp + 8 * (part & 1) + lane % 8;
-  Ring<kStages<kGate>> ring;
-  for (int left = work.length; left > 0; left -= kChunk, ring.next(), turn ^= 1) {
-    barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);  // every phase, or a parity would be mistaken
-    if (turn != 0) continue;
-    Stage<kGate> &stage = shared.stage[ring.slot];
-    float d[32];
-    hold(d);
-    product_fence();
-#pragma unroll
-    for (int step = 0; step < 8; ++step) {
-      const uint32_t offset = step / 4 * kTileBytes + step % 4 * 32;
-      multiply_n64_shared(d, rows_along_sum(shared_address(stage.q) + offset),
-                          rows_along_sum(shared_address(stage.k) + offset), step > 0);
-    }
-    product_commit();
-    product_wait<0>();
-    hold(d);
-    decay_scores<kGate == Sm90Gate::kScalar, false>(d, shared.factors[ring.slot], in.scale, in.scale, warp, g, t);
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      const float *p = d + 8 * pair;
-      store_tiles(shared_address(stage.scores) + swizzled(row, (2 * pair + (part >> 1)) * 16), pack_bf16(p[0], p[1]),
-                  pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7]));
-    }
-    fence_async_shared();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&shared.scored[ring.slot]));
-  }
-}
-
-// What bf16 left of two floats, as bf16.
-__device__ __forceinline__ uint32_t pack_rest(float low, float high, uint32_t packed) {
-  return pack_bf16(low - low_bf16(packed), high - high_bf16(packed));
-}
-
-// The 64x128 sums as eight m64k16 first operands.
-__device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], const float (&s)[64]) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) a[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
-}
-
 // One warpgroup: 64 rows of S^T over all chunks of the segment. kValues: V is read, else it is 0. kOutputs: o is written.
-template <Sm90Gate kGate, Sm90Erase kErase, bool kValues, bool kOutputs>
-__device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kGate> &shared,
-                                          const Work &work, float (&s)[64], int thread) {
+// kKeeps: the states at the chunks' starts and V' are kept.
+template <Sm90Gate kGate, Sm90Erase kErase, bool kValues, bool kOutputs, bool kKeeps = false, class Shared>
+__device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &shared, const Work &work, float (&s)[64], int thread) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  constexpr bool kSolve = kErase == Sm90Erase::kShared, kScalar = kGate == Sm90Gate::kScalar;
+  constexpr bool kSolve = kSolves<kErase>, kRead = kReads<kErase>, kScalar = kGate == Sm90Gate::kScalar;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4, part = lane / 8;
   // This lane's row of the 8x8 tiles of a [tokens][values] tile; + 2048 bytes for 16 tokens.
   const uint32_t corner = swizzled(8 * (part >> 1) + lane % 8, (16 * warp + 8 * (part & 1)) * 2);
@@ -107,16 +62,20 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
 
   uint32_t sa[8][4];
   pack_state(sa, s);
-  Ring<kStages<kGate>> ring;
+  Ring<Shared::kDepth> ring;
+  [[maybe_unused]] int64_t index = static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot;
+  [[maybe_unused]] uint32_t kept_parity = 0;
   int last_slot = 0;
+  [[maybe_unused]] int turn = 0;
   if (work.length > 0) barrier_wait(shared_address(&shared.full[0]), 0);
   for (int left = work.length; left > 0; left -= kChunk) {
-    const Stage<kGate> &stage = shared.stage[ring.slot];
+    const auto &stage = shared.stage[ring.slot];
     const auto &factors = shared.factors[ring.slot];
-    const uint64_t k_sum = rows_along_sum(shared_address(stage.k)), q_sum = rows_along_sum(shared_address(stage.q));
+    const uint64_t x_sum = rows_along_sum(shared_address(kHasX<kGate, kErase> ? stage.x : stage.k));
+    const uint64_t q_sum = rows_along_sum(shared_address(stage.q));
     const uint64_t k_free = rows_along_free(shared_address(kVector ? stage.k_end : stage.k), kTileBytes);
+    const uint64_t b_free = rows_along_free(shared_address(stage.b_end), kTileBytes);
     const uint64_t solve = rows_along_sum(shared_address(stage.solve));
-    const uint64_t scores = rows_along_sum(shared_address(stage.scores));
     // The compiler follows sums in flight around the loop only up to a wait for all of them.
     product_wait<0>();
     hold(s);
@@ -135,12 +94,12 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
     }
     float decay = 1.0f;
     if constexpr (kScalar) decay = factors.all[0];
-    if constexpr (kSolve) {
+    if constexpr (kRead) {
       hold(x);
       product_fence();
 #pragma unroll
       for (int step = 0; step < 8; ++step) {
-        multiply_n64(x, sa[step], advance(k_sum, step / 4 * kTileBytes + step % 4 * 32), step > 0);
+        multiply_n64(x, sa[step], advance(x_sum, step / 4 * kTileBytes + step % 4 * 32), step > 0);
       }
       product_commit();
     }
@@ -157,6 +116,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       product_commit();
       emit(po);
     }
+    if constexpr (kKeeps) keep_state(shared, in.kept, index, work.rank, sa, s, kept_parity, thread);
     __syncwarp();
     barrier_arrive_at_if(shared_address(&shared.empty[last_slot]), lane % 2, lane < 2 && left != work.length);
     last_slot = ring.slot;
@@ -166,6 +126,14 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       for (int i = 0; i < 32; ++i) {
         const uint32_t v = a[i / 8][i / 2 % 4];
         w[i] = beta[i / 8 * 4 + i / 4 % 2 * 2 + i % 2] * (i % 2 ? high_bf16(v) : low_bf16(v));
+      }
+      if constexpr (kHasWriteGate<kGate, kErase>) {
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+          load_tiles_transposed(low[pair], shared_address(stage.write_gate) + corner + 2048 * pair);
+        }
+#pragma unroll
+        for (int i = 0; i < 32; ++i) w[i] *= i % 2 ? high_bf16(low[i / 8][i / 2 % 4]) : low_bf16(low[i / 8][i / 2 % 4]);
       }
       hold(w);
     }
@@ -215,7 +183,7 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       }
     }
     product_wait<0>();
-    if constexpr (kSolve) hold(x);
+    if constexpr (kRead) hold(x);
 
     // S^T += (V' exp(G_end - G))^T K
     hold(s);
@@ -229,13 +197,19 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
                                  : pack_bf16(rest[n] * low_bf16(v), rest[n + 1] * high_bf16(v));
       }
       if constexpr (kSolve) v = pack_bf16(x[e], x[e + 1]);
+      if constexpr (kRead && !kSolve) b[i / 4][i % 4] = pack_bf16(x[e], x[e + 1]);
     }
     product_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      multiply_n128_free(s, kScalar ? b[step] : a[step], advance(k_free, step * 2048), 1);
+      if (kValues || kSolve) multiply_n128_free(s, kScalar ? b[step] : a[step], advance(k_free, step * 2048), 1);
+      if (kRead && !kSolve) multiply_n128_free(s, b[step], advance(b_free, step * 2048), 1);
     }
     product_commit();
+    if constexpr (kKeeps) {
+      if constexpr (kSolve) keep_rows(shared, a, kept_parity, thread);
+      ++index, kept_parity ^= 1;
+    }
 
     if constexpr (kOutputs) {
       // O^T = scale exp(G) S^T Q^T + V'^T P^T
@@ -251,6 +225,8 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
         }
       }
       if constexpr (!kVector) barrier_wait(shared_address(&shared.scored[ring.slot]), ring.parity);
+      const uint64_t scores = rows_along_sum(shared_address(scores_of(shared, ring.slot, turn)));
+      turn ^= 1;
       hold(o);
       product_fence();
 #pragma unroll
@@ -258,6 +234,9 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
       if constexpr (kSolve) {
 #pragma unroll
         for (int step = 0; step < 4; ++step) multiply_n64(o, low[step], advance(scores, step * 32), 1);
+        const uint64_t scores_low = advance(scores, kTileBytes);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(o, a[step], advance(scores_low, step * 32), 1);
       }
       product_commit();
       barrier_wait(shared_address(&shared.o_emptied), emit_parity);
@@ -279,11 +258,6 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, ScanShared<kG
   }
 }
 
-// Element i of a thread's 64: value row (from the first of its warpgroup), key column.
-__device__ __forceinline__ int64_t state_at(int i, int thread, int64_t key, int64_t value) {
-  return (thread / 32 * 16 + thread % 32 / 4 + (i & 2) * 4) * value + (i / 4 * 8 + thread % 4 * 2 + (i & 1)) * key;
-}
-
 // Warpgroups: loads and stores; two for scores (no or scalar gate) or the first chain of a summary; the chain.
 constexpr int threads_of(Sm90Gate gate, bool summary) {
   return summary ? 384 : gate == Sm90Gate::kVector ? 256 : 512;
@@ -292,15 +266,10 @@ constexpr int threads_of(Sm90Gate gate, bool summary) {
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(const __grid_constant__ ScanArguments in) {
   constexpr bool kVector = kGate == Sm90Gate::kVector;
-  auto &shared = *cuda::dynamic_shared<ScanShared<kGate>>();
+  auto &shared = *cuda::dynamic_shared<ScanShared<kGate, kErase>>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages<kGate>; ++s) {
-      barrier_init(shared_address(&shared.full[s]), 1);
-      barrier_init(shared_address(&shared.scored[s]), 4);
-      barrier_init(shared_address(&shared.empty[s]), kSummary ? 16 : 8);
-    }
-    barrier_init(shared_address(&shared.tail), 1);
+    init_chain_barriers(shared, kSummary ? 16 : 8);
     barrier_init(shared_address(&shared.o_filled), 4);
     barrier_init(shared_address(&shared.o_emptied), 1);
     barrier_init_fence();
@@ -308,14 +277,14 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
   cluster_barrier();
   if constexpr (kSummary) launch_next();
   launch_wait();
-  const Work work = work_of(in, kSummary ? in.segments - 1 : in.segments);
+  const Work work = work_of(in, kSummary && !in.turned ? in.segments - 1 : in.segments);
   const int64_t head = static_cast<int64_t>(work.n) * in.shape.HV + work.hv;
   if (group == 0) {
     registers_shrink<56>();
     if (thread < 32) {
       load_chunks<kGate, kErase, kSummary>(in, shared, work, thread);
     } else if (!kSummary && thread < 64) {
-      store_outputs<kGate>(in, shared, work, thread - 32);
+      store_outputs(in, shared, work, thread - 32);
     }
   } else if constexpr (kSummary) {
     registers_grow<224>();
@@ -338,6 +307,10 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
         *reinterpret_cast<float2 *>(out + at) = make_float2(s[i], s[i + 1]);
       } else {
         out[summary_word(at / kKey, at % kKey)] = s[i], out[summary_word(at / kKey, at % kKey + 1)] = s[i + 1];
+        if (float *turned = in.turned) {
+          turned += ((head * in.segments + in.segments - 1 - work.segment) * 2 + 1) * (kKey * kKey);
+          turned[summary_word(at % kKey, at / kKey)] = s[i], turned[summary_word(at % kKey + 1, at / kKey)] = s[i + 1];
+        }
       }
     }
   } else if (!kVector && group <= 2) {
@@ -348,49 +321,90 @@ __global__ void __launch_bounds__(threads_of(kGate, kSummary), 1) scan_kernel(co
   } else {
     registers_grow<240>();
     float s[64];
-    const float *start = in.start_state + (head * in.segments + work.segment) * (kKey * kKey) + 64 * work.rank * in.start_value;
-#pragma unroll
-    for (int i = 0; i < 64; ++i) s[i] = in.start_state ? start[state_at(i, thread, in.start_key, in.start_value)] : 0.0f;
+    load_state(s, in, head * in.segments + work.segment, work.rank, thread);
     run_chain<kGate, kErase, true, true>(in, shared, work, s, thread);
-    if (in.end_state && work.segment == in.segments - 1) {
-      float *end = in.end_state + head * (kKey * kKey) + 64 * work.rank * in.end_value;
-#pragma unroll
-      for (int i = 0; i < 64; ++i) end[state_at(i, thread, in.end_key, in.end_value)] = s[i];
+    if (work.segment == in.segments - 1) store_state(s, in, head, work.rank, thread);
+  }
+  cluster_barrier();
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase>
+struct __align__(1024) StatesShared : ScanShared<kGate, kErase, false> {
+  KeptState kept;
+};
+
+// The scan without outputs for the backward: warps 0 to 2 load and store, warpgroup 1 is the chain.
+template <Sm90Gate kGate, Sm90Erase kErase>
+__global__ void __launch_bounds__(256, 1) states_kernel(const __grid_constant__ ScanArguments in) {
+  auto &shared = *cuda::dynamic_shared<StatesShared<kGate, kErase>>();
+  const int thread = threadIdx.x % 128;
+  if (threadIdx.x == 0) {
+    init_chain_barriers(shared, 8);
+    init_kept_barriers(shared.kept);
+    barrier_init_fence();
+  }
+  cluster_barrier();
+  launch_wait();
+  const Work work = work_of(in, in.segments);
+  const int64_t head = static_cast<int64_t>(work.n) * in.shape.HV + work.hv;
+  if (threadIdx.x < 128) {
+    registers_shrink<56>();
+    if (thread < 32) {
+      load_chunks<kGate, kErase, true>(in, shared, work, thread);
+    } else {
+      store_kept_of(in.kept, shared, work, static_cast<int64_t>(work.hv) * in.shape.slots + work.first_slot, 1, thread);
     }
+  } else {
+    registers_grow<240>();
+    float s[64];
+    load_state(s, in, head * in.segments + work.segment, work.rank, thread);
+    run_chain<kGate, kErase, true, false, true>(in, shared, work, s, thread);
   }
   cluster_barrier();
 }
 
 template <Sm90Gate kGate, Sm90Erase kErase, bool kSummary>
 cudaError_t launch(const ScanArguments &in, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(ScanShared<kGate>);
-  static_assert(kBytes <= 232448);
-  const dim3 grid(static_cast<unsigned>(in.shape.N) * in.shape.HV * (kSummary ? in.segments - 1 : in.segments) * 2);
-  return cuda::launch({grid, threads_of(kGate, kSummary), kBytes, stream, 2, true}, scan_kernel<kGate, kErase, kSummary>, in);
+  const int segments = !kSummary || in.turned ? in.segments : in.segments - 1;
+  return launch_pairs<ScanShared<kGate, kErase>>(scan_kernel<kGate, kErase, kSummary>, in, segments, threads_of(kGate, kSummary), stream);
 }
 
-template <bool kSummary>
-cudaError_t dispatch(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
-  if (erase == Sm90Erase::kShared) {
-    if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kShared, kSummary>(in, stream);
-    if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kShared, kSummary>(in, stream);
-    if (gate == Sm90Gate::kVector) return launch<Sm90Gate::kVector, Sm90Erase::kShared, kSummary>(in, stream);
-  } else {
-    if (gate == Sm90Gate::kNone) return launch<Sm90Gate::kNone, Sm90Erase::kNone, kSummary>(in, stream);
-    if (gate == Sm90Gate::kScalar) return launch<Sm90Gate::kScalar, Sm90Erase::kNone, kSummary>(in, stream);
-    if (gate == Sm90Gate::kVector) return launch<Sm90Gate::kVector, Sm90Erase::kNone, kSummary>(in, stream);
+struct Scan {
+  template <Sm90Gate kGate, Sm90Erase kErase>
+  static cudaError_t run(const ScanArguments &in, cudaStream_t stream) { return launch<kGate, kErase, false>(in, stream); }
+};
+struct Summary {
+  template <Sm90Gate kGate, Sm90Erase kErase>
+  static cudaError_t run(const ScanArguments &in, cudaStream_t stream) { return launch<kGate, kErase, true>(in, stream); }
+};
+struct States {
+  template <Sm90Gate kGate, Sm90Erase kErase>
+  static cudaError_t run(const ScanArguments &in, cudaStream_t stream) {
+    return launch_pairs<StatesShared<kGate, kErase>>(states_kernel<kGate, kErase>, in, in.segments, 256, stream);
   }
-  return cudaErrorInvalidValue;
+};
+
+// Also with erase keys that are not k.
+template <class Body>
+cudaError_t dispatch(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  if (erase == Sm90Erase::kIndependent) return Body::template run<Sm90Gate::kVector, Sm90Erase::kIndependent>(in, stream);
+  if (erase != Sm90Erase::kSeparate) return dispatch_rows<Body>(gate, erase, in, stream);
+  return gate == Sm90Gate::kVector ? Body::template run<Sm90Gate::kVector, Sm90Erase::kSeparate>(in, stream)
+                                   : Body::template run<Sm90Gate::kScalar, Sm90Erase::kSeparate>(in, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_scan(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
-  return dispatch<false>(in, gate, erase, stream);
+  return dispatch<Scan>(in, gate, erase, stream);
 }
 
 cudaError_t launch_summary(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
-  return dispatch<true>(in, gate, erase, stream);
+  return dispatch<Summary>(in, gate, erase, stream);
+}
+
+cudaError_t launch_states(const ScanArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  return dispatch_rows<States>(gate, erase, in, stream);
 }
 
 }  // namespace fw::sm90

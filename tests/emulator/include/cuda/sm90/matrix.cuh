@@ -54,6 +54,9 @@ inline uint32_t pack_bf16(float low, float high) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(low)) |
          static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
 }
+inline uint32_t pack_f16(float low, float high) {
+  return __half_as_ushort(__float2half_rn(low)) | static_cast<uint32_t>(__half_as_ushort(__float2half_rn(high))) << 16;
+}
 // To nearest, halves away from zero.
 inline uint32_t to_tf32(float value) {
   const uint32_t bits = __float_as_uint(value);

@@ -41,8 +41,8 @@ inline void read_operand(uint64_t operand, bool is_along_free, int rows, float (
   }
 }
 
-// d[64xN] (+)= a[64x16] b[16xN].
-template <int kN, bool kAlongFree>
+// d[64xN] (+)= a[64x16] b[16xN]. kTurned: a in shared memory lies along its free index.
+template <int kN, bool kAlongFree, bool kTurned = false>
 void issue_product(void *const *items) {
   struct Kept {
     float *d[128], a[64][16];
@@ -68,7 +68,7 @@ void issue_product(void *const *items) {
   }
   emulator::product_issue([kept] {
     static float b[256][16];
-    if (kept->is_a_shared) read_operand(kept->a_shared, false, 64, kept->a);
+    if (kept->is_a_shared) read_operand(kept->a_shared, kTurned, 64, kept->a);
     read_operand(kept->b, kAlongFree, kN, b);
     for (int thread = 0; thread < 128; ++thread) {
       const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
@@ -94,6 +94,18 @@ inline void multiply_n128_free(float (&d)[64], const uint32_t (&a)[4], uint64_t 
 inline void multiply_n64_shared(float (&d)[32], uint64_t a, uint64_t b, int add) {
   GroupProduct p = {d, nullptr, a, b, add};
   emulator::warpgroup_meet("multiply_n64_shared", &p, issue_product<64, false>);
+}
+inline void multiply_n64_free(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
+  GroupProduct p = {d, a, 0, b, add};
+  emulator::warpgroup_meet("multiply_n64_free", &p, issue_product<64, true>);
+}
+inline void multiply_n128_free_shared(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  GroupProduct p = {d, nullptr, a, b, add};
+  emulator::warpgroup_meet("multiply_n128_free_shared", &p, issue_product<128, true>);
+}
+inline void multiply_n128_free_turned(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  GroupProduct p = {d, nullptr, a, b, add};
+  emulator::warpgroup_meet("multiply_n128_free_turned", &p, issue_product<128, true, true>);
 }
 
 }  // namespace fw::sm90

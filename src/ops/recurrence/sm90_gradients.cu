@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward's last kernel for no gate and a scalar gate: from the kept states and rows of a chunk to dq, dk, dv, dg and
+// dbeta. Nothing runs from chunk to chunk. With S the state at the chunk's start, dS its gradient at the chunk's end, V' what
+// the rows wrote, E as in sm90_reverse.cu, and gate_ij = exp(G_i - G_j):
+//   B1 = tril(scale gate (d_o V'^T)), B2 = -stril(beta gate (E V'^T))
+//   dq = scale exp(G) d_o S^T + B1 k        dv = beta E        dbeta = E . V' / beta
+//   dk = -beta exp(G) E S^T + B2 k + exp(G_end - G) V' dS^T + B1^T q + B2^T k
+//   dg_i: what flows across the decay of row i, sums of products without a difference: exp(G_end) <S, dS>, the rows' reads
+//   of S at and after i (q and k times the first terms of dq and dk), what rows before i left in the end (k times the fourth
+//   term), and (B1 q k^T + B2 k k^T)_mj for j < i <= m. Each has the decay of row i as a factor, so dg is 0 where g is -inf.
+// <S, dS> takes eight more bits of both (where states are large and hold, dg is 2.2 times its bound with bf16 alone, 1.8 times with
+// four more bits).
+// Grid: one CTA a multiprocessor; each takes (slot, query/key head) after another, and its value heads in their order, whose
+// dq and dk stay in sums. 512 threads:
+//   warpgroup 0: warp 0 loads; a tile is loaded again as soon as it was read.
+//   warpgroup 1: <S, dS>, dv, dg.
+//   warpgroup 2: d_o S^T, 8 x m64n128k16; d_o V'^T, q k^T, E V'^T, k k^T, 8 x m64n64k16 each; B1 k, 4 x m64n128k16; dq, dbeta.
+//   warpgroup 3: E S^T, V' dS^T, 8 x m64n128k16 each; B2 k, B1^T q, B2^T k, 4 x m64n128k16 each; dk.
+// Barriers: full and empty of keys (q, k), rows (d_o, V', E, factors) and states; scores (B1 and B2, warpgroup 2 to 3); flows
+// (warpgroups 2 and 3 to 1); tail (loads of a partial chunk to the loader, which zeroes rows past the end).
+// Shared memory: S and dS 2 x 32768, q, k, d_o, V', E 5 x 16384, B1 and B2 2 x 8192, dq and dk 2 x 16384, flows 18432, small
+// things 3500: 219 KB.
+#include "ops/recurrence/sm90_chain.cuh"
+#include "ops/recurrence/sm90_gradients.cuh"
+#include "ops/recurrence/sm90_images.cuh"
+
+namespace fw::sm90 {
+namespace {
+
+constexpr int kFlowPitch = 72;
+
+struct __align__(1024) GradientShared {
+  unsigned char q[2 * kTileBytes], k[2 * kTileBytes];
+  unsigned char d_o[2 * kTileBytes], written[2 * kTileBytes], e[2 * kTileBytes];
+  unsigned char states[4 * kTileBytes], d_states[4 * kTileBytes];
+  unsigned char b1[kTileBytes], b2[kTileBytes];
+  unsigned char dq[2 * kTileBytes], dk[2 * kTileBytes];
+  float flows[kChunk * kFlowPitch];  // (m, j): what row m reads of what row j wrote, times its gradient
+  Factors factors;
+  float read_q[kChunk], read_k[kChunk], wrote[kChunk];  // of S by row, into the end by row
+  float later[kChunk], total[4];
+  uint64_t keys_full, keys_empty, rows_full, rows_empty, states_full, states_empty;
+  uint64_t scores_full, scores_empty, flows_full, flows_empty, tail;
+};
+
+struct Item {
+  int slot, h;
+  Chunk chunk;
+};
+
+// Items of a CTA, without empty slots: f(item).
+template <class F>
+__device__ __forceinline__ void for_items(const GradientArguments &in, F f) {
+  const int items = in.shape.slots * in.shape.H;
+  for (int i = blockIdx.x; i < items; i += gridDim.x) {
+    const Item item = {i / in.shape.H, i % in.shape.H, chunk_of(in.shape, i / in.shape.H)};
+    if (item.chunk.rows > 0) f(item);
+  }
+}
+
+__device__ __forceinline__ void zero_tile_rows(unsigned char *tiles, int from, int lane) {
+  for (int i = lane; i < (kChunk - from) * 16; i += 32) {
+    *reinterpret_cast<uint4 *>(tiles + i % 2 * kTileBytes + (from + i / 16) * 128 + i % 16 / 2 * 16) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// One warp.
+template <Sm90Gate kGate, Sm90Erase kErase>
+__device__ __forceinline__ void load_items(const GradientArguments &in, GradientShared &shared, int lane) {
+  constexpr bool kSolve = kErase == Sm90Erase::kShared, kFactors = kSolve || kGate != Sm90Gate::kNone;
+  constexpr uint32_t kPair = 2 * kTileBytes, kStates = 4 * kTileBytes;
+  const int group = in.shape.HV / in.shape.H;
+  const uint32_t tail = shared_address(&shared.tail);
+  uint32_t tail_parity = 0, keys_parity = 1, parity = 1;
+  if (in.d_o_is_zero) zero_tile_rows(shared.d_o, 0, lane), fence_async_shared();
+  const auto zero_rows_past = [&](const Chunk &chunk, uint32_t full, unsigned char *first, unsigned char *second) {
+    __syncwarp();
+    if (chunk.rows == kChunk) return;
+    barrier_wait(tail, tail_parity);
+    tail_parity ^= 1;
+    zero_tile_rows(first, chunk.rows, lane);
+    if (second) zero_tile_rows(second, chunk.rows, lane);
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(full);
+  };
+  for_items(in, [&](const Item &item) {
+    const Chunk &chunk = item.chunk;
+    const auto load_rows = [&](unsigned char *to, const CUtensorMap *map, int head, uint32_t barrier) {
+      for (int half = 0; half < 2; ++half) {
+        load_box(shared_address(to) + half * kTileBytes, map, barrier, 64 * half, head, chunk.start, chunk.batch);
+      }
+    };
+    for (int r = 0; r < group; ++r, parity ^= 1) {
+      const int hv = item.h * group + r;
+      const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + item.slot;
+      const uint32_t states_full = shared_address(&shared.states_full), rows_full = shared_address(&shared.rows_full);
+      barrier_wait(shared_address(&shared.states_empty), parity);
+      if (lane == 0) {
+        barrier_expect_bytes(states_full, 2 * kStates);
+        load_bytes(shared_address(shared.states), in.forward.states + index * kStates, kStates, states_full);
+        load_bytes(shared_address(shared.d_states), in.reverse.states + index * kStates, kStates, states_full);
+      }
+      barrier_wait(shared_address(&shared.rows_empty), parity);
+      const uint32_t barrier = chunk.rows < kChunk ? tail : rows_full;
+      if (lane == 0) {
+        barrier_expect_bytes(barrier, (in.d_o_is_zero ? 2 : 3) * kPair + (kFactors ? sizeof(Factors) : 0));
+        load_bytes(shared_address(shared.e), in.reverse.rows + index * kPair, kPair, barrier);
+        if constexpr (kFactors) load_bytes(shared_address(&shared.factors), in.tiles.factors + index, sizeof(Factors), barrier);
+        if (!in.d_o_is_zero) load_rows(shared.d_o, &in.d_o, hv, barrier);
+        if constexpr (kSolve) {
+          load_bytes(shared_address(shared.written), in.forward.rows + index * kPair, kPair, barrier);
+        } else {
+          load_rows(shared.written, &in.v, hv, barrier);
+        }
+      }
+      zero_rows_past(chunk, rows_full, shared.d_o, kSolve ? nullptr : shared.written);
+      if (r > 0) continue;
+      const uint32_t keys_full = shared_address(&shared.keys_full), keys = chunk.rows < kChunk ? tail : keys_full;
+      barrier_wait(shared_address(&shared.keys_empty), keys_parity);
+      keys_parity ^= 1;
+      if (lane == 0) {
+        barrier_expect_bytes(keys, 2 * kPair);
+        load_rows(shared.q, &in.q, item.h, keys);
+        load_rows(shared.k, &in.k, item.h, keys);
+      }
+      zero_rows_past(chunk, keys_full, shared.q, shared.k);
+    }
+  });
+}
+
+__device__ __forceinline__ void arrive_warp(uint64_t *barrier, int lane) {
+  __syncwarp();
+  barrier_arrive_if(shared_address(barrier), lane == 0);
+}
+
+// Sums in warpgroup 1: flows that cross the decay of each row.
+__device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, GradientShared &shared, const Chunk &chunk, int hv,
+                                                    int thread) {
+  const int warp = thread / 32, lane = thread % 32, column = thread % kChunk, half = thread / kChunk;
+  float v[32], sum = half == 1 ? shared.wrote[column] : 0.0f;
+#pragma unroll
+  for (int i = 31; i >= 0; --i) v[i] = sum += shared.flows[(32 * half + i) * kFlowPitch + column];
+  if (half == 1) {
+    shared.later[column] = sum;
+  } else if (warp == 0) {  // reads of the state at and after each row, and the whole chunk's
+    float low = shared.read_q[lane] + shared.read_k[lane], high = shared.read_q[lane + 32] + shared.read_k[lane + 32];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float next = __shfl_down_sync(0xffffffffu, high, step), after = __shfl_down_sync(0xffffffffu, low, step);
+      if (lane + step < 32) high += next, low += after;
+    }
+    high += shared.total[0] + shared.total[1] + (shared.total[2] + shared.total[3]);
+    shared.read_q[lane + 32] = high;
+    shared.read_q[lane] = low + __shfl_sync(0xffffffffu, high, 0);
+  }
+  named_barrier(1, 128);
+  const float below = half == 0 ? shared.later[column] : 0.0f;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) shared.flows[(32 * half + i) * kFlowPitch + column] = v[i] + below;
+  named_barrier(1, 128);
+  float mine = 0.0f;
+#pragma unroll 4
+  for (int r = 0; r < 16; ++r) {
+    const int row = 16 * warp + r;
+    const float *from = shared.flows + row * kFlowPitch + lane;
+    float x = (lane < row ? from[0] : 0.0f) + (lane + 32 < row ? from[32] : 0.0f);
+#pragma unroll
+    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    if (lane == r) mine = x + shared.read_q[row];
+  }
+  const int row = 16 * warp + lane;
+  if (lane < 16 && row < chunk.rows) {
+    const Sm90Strides &s = in.dg_strides;
+    store_real(in.dg, in.g_type, chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head, mine);
+  }
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase>
+__device__ __forceinline__ void run_values(const GradientArguments &in, GradientShared &shared, int thread) {
+  constexpr bool kGated = kGate == Sm90Gate::kScalar, kSolve = kErase == Sm90Erase::kShared;
+  const int group = in.shape.HV / in.shape.H, lane = thread % 32;
+  uint32_t parity = 0;
+  for_items(in, [&](const Item &item) {
+    for (int r = 0; r < group; ++r, parity ^= 1) {
+      const int hv = item.h * group + r;
+      const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + item.slot;
+      float total = 0.0f;
+      barrier_wait(shared_address(&shared.states_full), parity);
+      if (kGated && in.dg) {
+#pragma unroll 1
+        for (int rank = 0; rank < 2; ++rank) {
+          multiply_kept(shared.states, shared.d_states, in.forward.dropped, in.reverse.dropped, index, rank, thread,
+                        [&](int, float product) { total += product; });
+        }
+      }
+      arrive_warp(&shared.states_empty, lane);
+      barrier_wait(shared_address(&shared.rows_full), parity);
+      if constexpr (kGated) total *= shared.factors.all[0];
+      store_value_gradient(in, shared.e, kSolve ? &shared.factors.beta : nullptr, item.chunk, hv, thread);
+      arrive_warp(&shared.rows_empty, lane);
+      if constexpr (kGated) {
+        barrier_wait(shared_address(&shared.flows_full), parity);
+        if (in.dg) {
+#pragma unroll
+          for (int step = 16; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
+          if (lane == 0) shared.total[thread / 32] = total;
+          named_barrier(1, 128);
+          store_gate_gradient(in, shared, item.chunk, hv, thread);
+        }
+        arrive_warp(&shared.flows_empty, lane);
+      }
+    }
+  });
+}
+
+// Products of scores and their gradients, stored or added.
+template <bool kAdds>
+__device__ __forceinline__ void store_flows(GradientShared &shared, const float (&d)[32], const float (&z)[32], int row, int t) {
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    float2 *to = reinterpret_cast<float2 *>(shared.flows + (row + (i & 2) * 4) * kFlowPitch + i / 4 * 8 + 2 * t);
+    const float2 sum = kAdds ? *to : make_float2(0.0f, 0.0f);
+    *to = make_float2(fmaf(z[i], d[i], sum.x), fmaf(z[i + 1], d[i + 1], sum.y));
+  }
+}
+
+// d[tokens][keys] += scores keys, and with the scores turned.
+__device__ __forceinline__ void add_scores(float (&d)[64], const unsigned char *scores, const unsigned char *keys) {
+  const uint64_t a = rows_along_sum(shared_address(scores)), b = rows_along_free(shared_address(keys), kTileBytes);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_n128_free_shared(d, advance(a, step * 32), advance(b, step * 2048), 1);
+}
+__device__ __forceinline__ void add_turned_scores(float (&d)[64], const unsigned char *scores, const unsigned char *keys) {
+  const uint64_t a = rows_along_free(shared_address(scores), kTileBytes), b = rows_along_free(shared_address(keys), kTileBytes);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_n128_free_turned(d, advance(a, step * 2048), advance(b, step * 2048), 1);
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase>
+__device__ __forceinline__ void run_queries(const GradientArguments &in, GradientShared &shared, int thread) {
+  constexpr bool kGated = kGate == Sm90Gate::kScalar, kSolve = kErase == Sm90Erase::kShared;
+  const int group = in.shape.HV / in.shape.H, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+  const int row0 = 16 * warp + g, row8 = row0 + 8;
+  uint32_t parity = 0, keys_parity = 0;
+  for_items(in, [&](const Item &item) {
+    float dq[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) dq[i] = 0.0f;
+    for (int r = 0; r < group; ++r, parity ^= 1) {
+      const int hv = item.h * group + r;
+      float2 read = {};
+      barrier_wait(shared_address(&shared.states_full), parity);
+      barrier_wait(shared_address(&shared.rows_full), parity);
+      {
+        float p[64];
+        hold(p);
+        product_fence();
+        multiply_states(p, shared.d_o, shared.states);
+        product_commit();
+        float by0 = in.scale, by8 = in.scale;
+        if constexpr (kGated) by0 = at_token(shared.factors.scale_decay, row0), by8 = at_token(shared.factors.scale_decay, row8);
+        if (r == 0) barrier_wait(shared_address(&shared.keys_full), keys_parity);
+        product_wait<0>();
+        hold(p);
+        arrive_warp(&shared.states_empty, lane);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) p[i] *= i & 2 ? by8 : by0;
+        if constexpr (kGated) read = row_dots(p, shared.q, row0, t);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) dq[i] += p[i];
+      }
+      {
+        float d[32], z[32];
+        hold(d);
+        product_fence();
+        multiply_rows_of(d, shared.d_o, shared.written);
+        product_commit();
+        product_wait<0>();
+        hold(d);
+        decay_scores<kGated, false>(d, shared.factors, in.scale, in.scale, warp, g, t);
+        barrier_wait(shared_address(&shared.scores_empty), parity ^ 1);
+        store_image(d, shared_address(shared.b1), warp, lane);
+        if constexpr (kGated) {
+          barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
+          hold(z);
+          product_fence();
+          multiply_rows_of(z, shared.q, shared.k);
+          product_commit();
+          product_wait<0>();
+          hold(z);
+          store_flows<false>(shared, d, z, row0, t);
+          if (t == 0) shared.read_q[row0] = read.x, shared.read_q[row8] = read.y;
+        }
+      }
+      if constexpr (kSolve) {
+        const float beta0 = at_token(shared.factors.beta, row0), beta8 = at_token(shared.factors.beta, row8);
+        float d[32], z[32];
+        hold(d);
+        product_fence();
+        multiply_rows_of(d, shared.e, shared.written);
+        product_commit();
+        product_wait<0>();
+        hold(d);
+        if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, item.chunk, hv, warp, g, t);
+        decay_scores<kGated, true>(d, shared.factors, -beta0, -beta8, warp, g, t);
+        store_image(d, shared_address(shared.b2), warp, lane);
+        if constexpr (kGated) {
+          hold(z);
+          product_fence();
+          multiply_rows_of(z, shared.k, shared.k);
+          product_commit();
+          product_wait<0>();
+          hold(z);
+          store_flows<true>(shared, d, z, row0, t);
+        }
+      }
+      fence_async_shared();
+      arrive_warp(&shared.rows_empty, lane);
+      arrive_warp(&shared.scores_full, lane);
+      if constexpr (kGated) arrive_warp(&shared.flows_full, lane);
+      barrier_wait(shared_address(&shared.scores_full), parity);  // the rows of the other warps
+      hold(dq);
+      product_fence();
+      add_scores(dq, shared.b1, shared.k);
+      product_commit();
+      product_wait<0>();
+      hold(dq);
+      arrive_warp(&shared.scores_empty, lane);
+    }
+    arrive_warp(&shared.keys_empty, lane);
+    keys_parity ^= 1;
+    store_rows(dq, shared.dq, &in.dq_map, in.dq, in.dq_strides, item.chunk, item.h, thread, 2);
+  });
+  if (thread == 0) store_wait<0>();
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase>
+__device__ __forceinline__ void run_keys(const GradientArguments &in, GradientShared &shared, int thread) {
+  constexpr bool kGated = kGate == Sm90Gate::kScalar, kSolve = kErase == Sm90Erase::kShared;
+  const int group = in.shape.HV / in.shape.H, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+  const int row0 = 16 * warp + g, row8 = row0 + 8;
+  uint32_t parity = 0, keys_parity = 0;
+  for_items(in, [&](const Item &item) {
+    float dk[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) dk[i] = 0.0f;
+    for (int r = 0; r < group; ++r, parity ^= 1) {
+      float2 read = {}, wrote = {};
+      barrier_wait(shared_address(&shared.states_full), parity);
+      barrier_wait(shared_address(&shared.rows_full), parity);
+      float p[64];
+      if constexpr (kSolve) {
+        hold(p);
+        product_fence();
+        multiply_states(p, shared.e, shared.states);
+        product_commit();
+        const ByToken &by = kGated ? shared.factors.beta_decay : shared.factors.beta;
+        const float by0 = -at_token(by, row0), by8 = -at_token(by, row8);
+        if (r == 0) barrier_wait(shared_address(&shared.keys_full), keys_parity);
+        product_wait<0>();
+        hold(p);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) p[i] *= i & 2 ? by8 : by0;
+        if constexpr (kGated) read = row_dots(p, shared.k, row0, t);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) dk[i] += p[i];
+      } else if (r == 0) {
+        barrier_wait(shared_address(&shared.keys_full), keys_parity);
+      }
+      hold(p);
+      product_fence();
+      multiply_states(p, shared.written, shared.d_states);
+      product_commit();
+      product_wait<0>();
+      hold(p);
+      if constexpr (kGated) {
+        const float by0 = at_token(shared.factors.rest, row0), by8 = at_token(shared.factors.rest, row8);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) p[i] *= i & 2 ? by8 : by0;
+        wrote = row_dots(p, shared.k, row0, t);
+      }
+      arrive_warp(&shared.states_empty, lane);
+      arrive_warp(&shared.rows_empty, lane);
+#pragma unroll
+      for (int i = 0; i < 64; ++i) dk[i] += p[i];
+      if constexpr (kGated) {
+        barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
+        if (t == 0) {
+          shared.read_k[row0] = read.x, shared.read_k[row8] = read.y;
+          shared.wrote[row0] = wrote.x, shared.wrote[row8] = wrote.y;
+        }
+        arrive_warp(&shared.flows_full, lane);
+      }
+      barrier_wait(shared_address(&shared.scores_full), parity);
+      hold(dk);
+      product_fence();
+      add_turned_scores(dk, shared.b1, shared.q);
+      if constexpr (kSolve) {
+        add_scores(dk, shared.b2, shared.k);
+        add_turned_scores(dk, shared.b2, shared.k);
+      }
+      product_commit();
+      product_wait<0>();
+      hold(dk);
+      arrive_warp(&shared.scores_empty, lane);
+    }
+    arrive_warp(&shared.keys_empty, lane);
+    keys_parity ^= 1;
+    store_rows(dk, shared.dk, &in.dk_map, in.dk, in.dk_strides, item.chunk, item.h, thread, 3);
+  });
+  if (thread == 0) store_wait<0>();
+}
+
+template <Sm90Gate kGate, Sm90Erase kErase>
+__global__ void __launch_bounds__(512, 1) gradients_kernel(const __grid_constant__ GradientArguments in) {
+  GradientShared &shared = *cuda::dynamic_shared<GradientShared>();
+  const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+  if (threadIdx.x == 0) {
+    const auto init = [](uint64_t &barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
+    init(shared.keys_full, 1), init(shared.keys_empty, 8);
+    init(shared.rows_full, 1), init(shared.rows_empty, 12);
+    init(shared.states_full, 1), init(shared.states_empty, 12);
+    init(shared.scores_full, 4), init(shared.scores_empty, 8);
+    init(shared.flows_full, 8), init(shared.flows_empty, 4);
+    init(shared.tail, 1);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  launch_wait();
+  if (group == 0) {
+    registers_shrink<24>();
+    if (thread < 32) load_items<kGate, kErase>(in, shared, thread);
+  } else if (group == 1) {
+    registers_shrink<104>();
+    run_values<kGate, kErase>(in, shared, thread);
+  } else if (group == 2) {
+    registers_grow<216>();
+    run_queries<kGate, kErase>(in, shared, thread);
+  } else {
+    registers_grow<168>();
+    run_keys<kGate, kErase>(in, shared, thread);
+  }
+}
+
+struct Gradients {
+  template <Sm90Gate kGate, Sm90Erase kErase>
+  static cudaError_t run(const GradientArguments &in, cudaStream_t stream) {
+    if constexpr (kGate == Sm90Gate::kVector) {
+      return launch_gradients_vector(in, kErase, stream);
+    } else {
+      constexpr int kBytes = sizeof(GradientShared);
+      static_assert(kBytes <= 232448);
+      int device = 0, count = 1;
+      cudaError_t status = cudaGetDevice(&device);
+      if (status == cudaSuccess) status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+      if (status != cudaSuccess) return status;
+      const int64_t items = static_cast<int64_t>(in.shape.slots) * in.shape.H;
+      return cuda::launch({dim3(static_cast<unsigned>(items < count ? items : count)), 512, kBytes, stream, 1, true},
+                          gradients_kernel<kGate, kErase>, in);
+    }
+  }
+};
+
+}  // namespace
+
+cudaError_t launch_gradients(const GradientArguments &in, Sm90Gate gate, Sm90Erase erase, cudaStream_t stream) {
+  return dispatch_rows<Gradients>(gate, erase, in, stream);
+}
+
+}  // namespace fw::sm90

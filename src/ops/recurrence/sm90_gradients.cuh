@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward's last kernel: what it is given, and the pieces that its kinds of gate share.
+#pragma once
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include "cuda/sm90/barrier.cuh"
+#include "cuda/sm90/copy.cuh"
+#include "cuda/sm90/matrix.cuh"
+#include "cuda/sm90/product.cuh"
+#include "ops/recurrence/sm90_kept.cuh"
+#include "ops/recurrence/sm90_prep.cuh"
+
+namespace fw::sm90 {
+
+struct GradientArguments {
+  CUtensorMap q, k, v, d_o;  // v: rows without an erase
+  CUtensorMap dq_map, dk_map;
+  Shape shape;
+  Tiles tiles;
+  Kept forward, reverse;  // V' and S at the chunks' starts; E and dS at their ends
+  void *dq, *dk, *dv;     // bf16, or null
+  Sm90Strides dq_strides, dk_strides, dv_strides;
+  void *dg, *dbeta;  // of the types of g and beta, or null
+  Sm90Strides dg_strides, dbeta_strides;
+  Sm90Real g_type, beta_type;
+  const void *g, *q_rows, *k_rows;  // vector gate
+  Sm90Strides g_strides, q_strides, k_strides;
+  float *partial;  // vector gate, several value heads a query head: [slots, H, 2 (dq, dk), 64, 128], else null
+  bool d_o_is_zero;
+  float scale;
+};
+
+cudaError_t launch_gradients(const GradientArguments &, Sm90Gate, Sm90Erase, cudaStream_t);
+cudaError_t launch_gradients_vector(const GradientArguments &, Sm90Erase, cudaStream_t);
+
+__device__ __forceinline__ void store_real(void *base, Sm90Real type, int64_t index, float value) {
+  if (type == Sm90Real::kFloat32) {
+    static_cast<float *>(base)[index] = value;
+  } else {
+    static_cast<uint16_t *>(base)[index] = static_cast<uint16_t>(pack_bf16(value, 0.0f));
+  }
+}
+
+__device__ __forceinline__ float at_token(const ByToken &x, int token) { return x.at[ByToken::row(token)][ByToken::column(token)]; }
+
+// dbeta = E . V' / beta from the diagonal of E V'^T.
+__device__ __forceinline__ void store_beta_gradient(const GradientArguments &in, const float (&d)[32], float beta0, float beta8,
+                                                    const Chunk &chunk, int hv, int warp, int g, int t) {
+  float upper = 0.0f, lower = 0.0f;  // elements (row, row) of rows 16 warp + g and + 8 are in the threads with t = g / 2
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    if (i / 8 != warp || i % 2 != g % 2) continue;
+    if (i % 8 < 2) upper = d[i];
+    if (i % 8 >= 6) lower = d[i];
+  }
+  if (t != g / 2) return;
+  const Sm90Strides &s = in.dbeta_strides;
+  const int row = 16 * warp + g;
+  const int64_t at = chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head;
+  if (row < chunk.rows) store_real(in.dbeta, in.beta_type, at, upper / beta0);
+  if (row + 8 < chunk.rows) store_real(in.dbeta, in.beta_type, at + 8 * s.token, lower / beta8);
+}
+
+// The word of two bf16 at (row, 8 column + 2 t) of two images of 64 columns.
+__device__ __forceinline__ uint32_t word_at(const unsigned char *tiles, int row, int column, int t) {
+  return *reinterpret_cast<const uint32_t *>(tiles + column / 8 * kTileBytes + swizzled(row, column % 8 * 16 + 4 * t));
+}
+
+// Sums over the 128 columns of a 64x128 sum times two images: of rows 16 warp + g and + 8, the same in the four lanes of a row.
+__device__ __forceinline__ float2 row_dots(const float (&p)[64], const unsigned char *tiles, int row, int t) {
+  float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    if (j % 4 == 0) hold(sum);  // loads of all words at once do not fit in registers
+    const uint32_t upper = word_at(tiles, row, j, t), lower = word_at(tiles, row + 8, j, t);
+    sum[0] = fmaf(low_bf16(upper), p[4 * j], fmaf(high_bf16(upper), p[4 * j + 1], sum[0]));
+    sum[1] = fmaf(low_bf16(lower), p[4 * j + 2], fmaf(high_bf16(lower), p[4 * j + 3], sum[1]));
+  }
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], step);
+    sum[1] += __shfl_xor_sync(0xffffffffu, sum[1], step);
+  }
+  return make_float2(sum[0], sum[1]);
+}
+
+// d[tokens][keys] (+)= rows states^T over the 128 values: rows two images [tokens][64 values], states as Kept has them.
+__device__ __forceinline__ void multiply_states(float (&d)[64], const unsigned char *rows, const unsigned char *states) {
+  const uint64_t a = rows_along_sum(shared_address(rows)), b = rows_along_free(shared_address(states), kTileBytes);
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    multiply_n128_free_shared(d, advance(a, step / 4 * kTileBytes + step % 4 * 32),
+                              advance(b, step / 4 * 2 * kTileBytes + step % 4 * 2048), step > 0);
+  }
+}
+
+// d[tokens][tokens] = a b^T over 128 columns of two images each.
+__device__ __forceinline__ void multiply_rows_of(float (&d)[32], const unsigned char *left, const unsigned char *right) {
+  const uint64_t a = rows_along_sum(shared_address(left)), b = rows_along_sum(shared_address(right));
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    const uint32_t offset = step / 4 * kTileBytes + step % 4 * 32;
+    multiply_n64_shared(d, advance(a, offset), advance(b, offset), step > 0);
+  }
+}
+
+// One warpgroup: 64x128 sums to rows of a bf16 tensor through two images. `barrier`: a named barrier of its own.
+__device__ __forceinline__ void store_rows(const float (&d)[64], unsigned char *place, const CUtensorMap *map, void *out,
+                                           const Sm90Strides &s, const Chunk &chunk, int head, int thread, int barrier) {
+  if (!out) return;
+  const int warp = thread / 32, lane = thread % 32, part = lane / 8, row = 16 * warp + 8 * (part & 1) + lane % 8;
+  if (thread == 0) store_wait_read<0>();
+  named_barrier(barrier, 128);
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    const float *x = d + 8 * step;
+    store_tiles(shared_address(place) + step / 4 * kTileBytes + swizzled(row, step % 4 * 32 + (part >> 1) * 16),
+                pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+  }
+  fence_async_shared();
+  named_barrier(barrier, 128);
+  if (chunk.rows == kChunk) {
+    if (thread == 0) {
+      for (int half = 0; half < 2; ++half) {
+        store_box(map, shared_address(place) + half * kTileBytes, 64 * half, head, chunk.start, chunk.batch);
+      }
+      store_commit();
+    }
+  } else {
+    __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(out) + chunk.batch * s.batch + chunk.start * s.token + head * s.head;
+    for (int i = thread; i < chunk.rows * 16; i += 128) {
+      *reinterpret_cast<uint4 *>(to + i / 16 * s.token + i % 16 * 8) =
+          *reinterpret_cast<const uint4 *>(place + i % 16 / 8 * kTileBytes + swizzled(i / 16, i % 8 * 16));
+    }
+  }
+}
+
+// One warpgroup: dv = beta E, or E, of a chunk from two images; `factors` null without an erase.
+__device__ __forceinline__ void store_value_gradient(const GradientArguments &in, const unsigned char *e, const ByToken *beta,
+                                                     const Chunk &chunk, int hv, int thread) {
+  if (!in.dv) return;
+  const Sm90Strides &s = in.dv_strides;
+  __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(in.dv) + chunk.batch * s.batch + chunk.start * s.token + hv * s.head;
+#pragma unroll
+  for (int i = thread; i < kChunk * 16; i += 128) {
+    const int row = i / 16;
+    uint4 four = *reinterpret_cast<const uint4 *>(e + i % 16 / 8 * kTileBytes + swizzled(row, i % 8 * 16));
+    if (beta) {
+      float by = beta->at[ByToken::row(row)][ByToken::column(row)];
+      by = fabsf(by) <= kLeastBeta ? 0.0f : by;
+      uint32_t *words = &four.x;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) words[w] = pack_bf16(by * low_bf16(words[w]), by * high_bf16(words[w]));
+    }
+    if (row < chunk.rows) *reinterpret_cast<uint4 *>(to + row * s.token + i % 16 * 8) = four;
+  }
+}
+
+// Elements of the state times its gradient as kept, with their dropped bits: of rank r of the pair those that a chain's thread
+// has, f(i, product); see state_at.
+template <class F>
+__device__ __forceinline__ void multiply_kept(const unsigned char *states, const unsigned char *d_states, const uint4 *dropped,
+                                              const uint4 *d_dropped, int64_t index, int rank, int thread, F f) {
+  const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
+#pragma unroll
+  for (int part = 0; part < 4; ++part) {
+    const int64_t at = (index * 2 + rank) * 512 + part * 128 + thread;
+    const uint4 four = dropped[at], d_four = d_dropped[at];
+    const uint32_t rest[4] = {four.x, four.y, four.z, four.w}, d_rest[4] = {d_four.x, d_four.y, d_four.z, d_four.w};
+#pragma unroll
+    for (int e = 0; e < 16; e += 2) {
+      const int i = 16 * part + e;
+      const uint32_t a = word_at(states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
+      const uint32_t b = word_at(d_states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
+      f(i, with_dropped(a << 16, rest[e / 4], e % 4) * with_dropped(b << 16, d_rest[e / 4], e % 4));
+      f(i + 1, with_dropped(a & 0xffff0000u, rest[e / 4], e % 4 + 1) * with_dropped(b & 0xffff0000u, d_rest[e / 4], e % 4 + 1));
+    }
+  }
+}
+
+}  // namespace fw::sm90

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host sides of the sm_90a forward and backward share: slots, segments, the workspace of prep, tensor maps.
+#pragma once
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "ops/recurrence/sm90_prep.cuh"
+
+namespace fw::sm90 {
+
+constexpr size_t kWorkspaceAlign = 1024;
+
+inline size_t aligned(size_t bytes) { return (bytes + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign; }
+
+inline bool box_strides(const void *base, const Sm90Strides &s) {
+  const auto fits = [](int64_t stride) { return stride >= 0 && stride % 8 == 0 && stride < (int64_t{1} << 38); };
+  return reinterpret_cast<uintptr_t>(base) % 16 == 0 && fits(s.batch) && fits(s.token) && fits(s.head);
+}
+
+inline int64_t slots(const Sm90Forward &in) {
+  return in.cu_seqlens ? in.T / kChunk + in.N : in.B * ((in.T + kChunk - 1) / kChunk);
+}
+
+// How many pieces each sequence is cut into so that the pairs of CTAs fill the card; from the shapes alone.
+inline int segments(const Sm90Forward &in) {
+  constexpr int64_t kPairs = 66, kMost = 16, kLeastChunks = 8;
+  if (in.batch_invariant) return 1;
+  const int64_t heads = in.N * in.HV, chunks = ((in.cu_seqlens ? in.T / in.N : in.T) + kChunk - 1) / kChunk;
+  return static_cast<int>(std::max<int64_t>(1, std::min({kPairs / heads, chunks / kLeastChunks, kMost})));
+}
+
+// Parts of a workspace, one behind the other.
+struct Parts {
+  size_t total = 0;
+  size_t take(size_t bytes) {
+    const size_t offset = total;
+    total += aligned(bytes);
+    return offset;
+  }
+};
+
+// Without a gate, factors of a token (a norm, an erase key of its own) are those of a gate of 0.
+inline Sm90Gate kernel_gate(const Sm90Forward &in) {
+  if (in.erase == Sm90Erase::kIndependent) return Sm90Gate::kVector;
+  const bool has_factors = in.has_l2norm || in.erase == Sm90Erase::kSeparate || in.reads_before;
+  return in.gate == Sm90Gate::kNone && has_factors ? Sm90Gate::kScalar : in.gate;
+}
+
+// Where prep leaves its tiles.
+struct TileLayout {
+  size_t solve, factors, scores, scores_low, x_start, q_start, k_end, b_end;
+};
+
+inline TileLayout lay_out_tiles(Parts &parts, const Sm90Forward &in) {
+  const size_t tiles = static_cast<size_t>(slots(in)) * in.HV;
+  const bool is_vector = kernel_gate(in) == Sm90Gate::kVector, erases = in.erase != Sm90Erase::kNone;
+  const bool is_independent = in.erase == Sm90Erase::kIndependent, solves = erases && !is_independent;
+  TileLayout at = {};
+  at.solve = parts.take(solves ? tiles * 2 * kTileBytes : 0);
+  at.factors = parts.take(tiles * (is_vector ? sizeof(VectorFactors) : sizeof(Factors)));
+  at.scores = parts.take(is_vector ? tiles * kTileBytes : 0);
+  at.scores_low = parts.take(is_vector && solves ? tiles * kTileBytes : 0);
+  at.x_start = parts.take(is_vector && erases ? tiles * 2 * kTileBytes : 0);
+  at.q_start = parts.take(is_vector ? tiles * 2 * kTileBytes : 0);
+  at.k_end = parts.take(is_vector ? tiles * 2 * kTileBytes : 0);
+  at.b_end = parts.take(is_independent ? tiles * 2 * kTileBytes : 0);
+  return at;
+}
+
+inline Tiles tiles_at(unsigned char *base, const TileLayout &at) {
+  return {base + at.solve,   reinterpret_cast<Factors *>(base + at.factors),
+          base + at.scores,  base + at.x_start,
+          base + at.q_start, base + at.k_end,
+          base + at.b_end,   reinterpret_cast<VectorFactors *>(base + at.factors),
+          base + at.scores_low};
+}
+
+// Of one state a (sequence, head, segment), in floats; 0 when there is one segment.
+inline size_t segment_state_bytes(const Sm90Forward &in) {
+  const size_t pieces = segments(in);
+  return pieces == 1 ? 0 : static_cast<size_t>(in.N) * in.HV * pieces * (kKey * kKey * sizeof(float));
+}
+
+inline Shape shape_of(const Sm90Forward &in) {
+  return {static_cast<int>(in.B),         static_cast<int>(in.T), static_cast<int>(in.H),
+          static_cast<int>(in.HV),        static_cast<int>(in.N), static_cast<int>(slots(in)),
+          static_cast<int>((in.T + kChunk - 1) / kChunk),         in.cu_seqlens,
+          in.cu_seqlens_64,               static_cast<int>(in.K), static_cast<int>(in.V)};
+}
+
+// [B, T, heads, size] as boxes of 64 elements x 1 head x 64 tokens x 1 batch, 128-byte swizzle, zeros outside.
+inline cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int64_t heads, const Sm90Forward &in,
+                          int64_t size = kKey) {
+  using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  void *entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+  if (status != cudaSuccess) return status;
+  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(2 * std::max<int64_t>(stride, 8)); };
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(heads),
+                               static_cast<cuuint64_t>(in.T), static_cast<cuuint64_t>(in.B)};
+  const cuuint64_t strides[3] = {bytes(s.head), bytes(s.token), bytes(s.batch)};
+  const cuuint32_t box[4] = {64, 1, kChunk, 1}, steps[4] = {1, 1, 1, 1};
+  const CUresult result = reinterpret_cast<Encode>(entry)(
+      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void *>(base), sizes, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace fw::sm90

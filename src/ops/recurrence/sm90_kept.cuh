@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the backward's passes over the chunks leave for the chunks' gradients: of every chunk the state at its start, or
+// the state's gradient at its end, and what its rows wrote, or its gradient; through shared memory to images in global
+// memory. A chain fills the two places, warps that do nothing else store them by bulk copies.
+#pragma once
+#include "cuda/sm90/barrier.cuh"
+#include "cuda/sm90/copy.cuh"
+#include "cuda/sm90/matrix.cuh"
+#include "ops/recurrence/sm90_scan_data.cuh"
+
+namespace fw::sm90 {
+
+// Beside a tile `o` for rows. filled: four warps of the chain to the storing warp; emptied: back.
+struct __align__(1024) KeptState {
+  unsigned char state[2 * kTileBytes];
+  uint64_t state_filled, state_emptied, rows_filled, rows_emptied;
+};
+
+__device__ __forceinline__ void init_kept_barriers(KeptState &kept) {
+  barrier_init(shared_address(&kept.state_filled), 4);
+  barrier_init(shared_address(&kept.state_emptied), 1);
+  barrier_init(shared_address(&kept.rows_filled), 4);
+  barrier_init(shared_address(&kept.rows_emptied), 1);
+}
+
+// Bits 8 to 15 of four floats: the first eight that bf16 drops; of a tie that is rounded down, to even, one less, so that their
+// sign says which way the float was rounded.
+__device__ __forceinline__ uint32_t dropped_bits(const float *x) {
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t bits = __float_as_uint(x[i]);
+    word |= ((bits + (bits >> 16 & 1u) - 1u) >> 8 & 255u) << (8 * i);
+  }
+  return word;
+}
+
+// A float of 24 bits from its bf16 (rounded to nearest, as the upper half of `high`) and its dropped bits; the middle of what
+// the bits below may have been.
+__device__ __forceinline__ float with_dropped(uint32_t high, uint32_t dropped, int i) {
+  const int32_t rest = static_cast<int32_t>(dropped << (24 - 8 * i)) >> 16 & ~255;
+  return high << 1 == 0 ? 0.0f : __uint_as_float(high + static_cast<uint32_t>(rest) + 0x80u);
+}
+
+// One warpgroup: its 64 value rows of a state, as first operands and as sums, to the place and to kept.dropped.
+template <class Shared>
+__device__ __forceinline__ void keep_state(Shared &shared, const Kept &kept, int64_t index, int rank, const uint32_t (&a)[8][4],
+                                           const float (&s)[64], uint32_t parity, int thread) {
+  const int warp = thread / 32, lane = thread % 32, part = lane / 8;
+  const uint32_t row = 16 * warp + 8 * (part & 1) + lane % 8, place = shared_address(shared.kept.state);
+  barrier_wait(shared_address(&shared.kept.state_emptied), parity ^ 1);
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    store_tiles(place + step / 4 * kTileBytes + swizzled(row, step % 4 * 32 + (part >> 1) * 16), a[step][0], a[step][1],
+                a[step][2], a[step][3]);
+  }
+  __syncwarp();
+  barrier_arrive_if(shared_address(&shared.kept.state_filled), lane == 0);
+  if (kept.dropped) {
+    uint4 *to = kept.dropped + (index * 2 + rank) * 512 + thread;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float *x = s + 16 * i;
+      to[128 * i] = make_uint4(dropped_bits(x), dropped_bits(x + 4), dropped_bits(x + 8), dropped_bits(x + 12));
+    }
+  }
+}
+
+// The same for 64 values of the rows of a chunk; a: [values][tokens] first operands.
+template <class Shared>
+__device__ __forceinline__ void keep_rows(Shared &shared, const uint32_t (&a)[4][4], uint32_t parity, int thread) {
+  const int warp = thread / 32, lane = thread % 32, part = lane / 8;
+  const uint32_t place = shared_address(shared.o) + swizzled(8 * (part >> 1) + lane % 8, (16 * warp + 8 * (part & 1)) * 2);
+  barrier_wait(shared_address(&shared.kept.rows_emptied), parity ^ 1);
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    store_tiles_transposed(place + 2048 * pair, a[pair][0], a[pair][1], a[pair][2], a[pair][3]);
+  }
+  __syncwarp();
+  barrier_arrive_if(shared_address(&shared.kept.rows_filled), lane == 0);
+}
+
+// One warp: `bytes` of a place, chunk by chunk, to images `step` bytes apart.
+__device__ __forceinline__ void store_kept(unsigned char *to, int64_t step, int chunks, const unsigned char *place, uint32_t bytes,
+                                           uint64_t *filled, uint64_t *emptied, int lane) {
+  uint32_t parity = 0;
+  for (int i = 0; i < chunks; ++i, parity ^= 1, to += step) {
+    barrier_wait(shared_address(filled), parity);
+    if (lane == 0) {
+      fence_async_shared();
+      store_bytes(to, shared_address(place), bytes);
+      store_commit();
+      store_wait_read<0>();
+      barrier_arrive(shared_address(emptied));
+    }
+    __syncwarp();
+  }
+  if (lane == 0) store_wait<0>();
+}
+
+// Warps 1 and 2 of the moving warpgroup. first: (head, slot) of the chunk that the chain meets first; turn: 1 or -1.
+template <class Shared>
+__device__ __forceinline__ void store_kept_of(const Kept &kept, Shared &shared, const Work &work, int64_t first, int turn, int thread) {
+  const int chunks = (work.length + kChunk - 1) / kChunk, lane = thread % 32;
+  constexpr int64_t kRows = 2 * kTileBytes, kState = 4 * kTileBytes;
+  if (thread / 32 == 1 && kept.rows) {
+    store_kept(kept.rows + first * kRows + work.rank * (kRows / 2), turn * kRows, chunks, shared.o, kTileBytes,
+               &shared.kept.rows_filled, &shared.kept.rows_emptied, lane);
+  } else if (thread / 32 == 2) {
+    store_kept(kept.states + first * kState + work.rank * (kState / 2), turn * kState, chunks, shared.kept.state, 2 * kTileBytes,
+               &shared.kept.state_filled, &shared.kept.state_emptied, lane);
+  }
+}
+
+}  // namespace fw::sm90
