@@ -73,6 +73,7 @@ __device__ __forceinline__ void load_items(const GradientArguments &in, Gradient
   const uint32_t tail = shared_address(&shared.tail);
   uint32_t tail_parity = 0, keys_parity = 1, parity = 1;
   if (in.d_o_is_zero) zero_tile_rows(shared.d_o, 0, lane), fence_async_shared();
+  __syncwarp();
   const auto zero_rows_past = [&](const Chunk &chunk, uint32_t full, unsigned char *first, unsigned char *second) {
     __syncwarp();
     if (chunk.rows == kChunk) return;

@@ -35,7 +35,9 @@ const char *unsupported(const Problem &p) {
 
 // And the backward beside that.
 const char *unsupported_backward(const Problem &p) {
-  if (p.erase == FW_ERASE_INDEPENDENT || p.erase == FW_ERASE_SHARED_BEFORE) return "backward: the erase is neither none nor shared and read after the decay";
+  if (p.erase == FW_ERASE_INDEPENDENT || p.erase == FW_ERASE_SHARED_BEFORE) {
+    return "backward: the erase is neither none nor shared and read after the decay";
+  }
   if (given(p.p) || given(p.erase_gate) || given(p.write_gate)) return "backward: p, erase_gate or write_gate is given";
   if (p.erase != FW_ERASE_NONE && !given(p.beta)) return "backward: beta is absent";
   if (p.has_l2norm) return "backward: the L2 norm is asked for";
