@@ -28,7 +28,7 @@ template <Sm90Gate kGate, Sm90Erase kErase>
 struct __align__(1024) ReverseShared {
   static constexpr int kDepth = 2;
   static constexpr bool kLow = kErase == Sm90Erase::kShared, kApart = false;
-  Stage<kGate, kErase, kLow> stage[kDepth];
+  Stage<kGate, kErase, kLow, kApart> stage[kDepth];
   unsigned char o[kTileBytes];  // E
   KeptState kept;
   std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kDepth];
