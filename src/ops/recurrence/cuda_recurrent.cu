@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, 2) recurrent(const __grid_constant__
       read_tile<kGate, kErase>(rows.q + at, rows.x + at, rows.decay + at, S, sums);
       share_sums<kErase>(l.lanes, own.lane, sums, partial);
       __syncthreads();  // every warp's sums are there; the other buffer may be written from here on
-      collect_sums<kErase, kWarps>(l.lanes, own.lane, partial, sums);
+      collect_sums<kErase>(l.lanes, own.lane, partial, sums);
       const float4 v = reinterpret_cast<const float4 *>(rows.u + i * l.value_pitch())[own.lane];
       float u[kColumnsOwned] = {v.x, v.y, v.z, v.w};
       erase_value<kErase>(sums, u);

@@ -25,7 +25,6 @@ constexpr int kStepWarps = 4, kChannels = 128, kChannelsOwned = kChannels / 32, 
 
 struct StepPlan {
   int32_t columns, panels, items;  // of a panel; of a head; of the call
-  int64_t step;                    // elements between rows ([K,V]) or columns ([V,K]) of the state
 };
 
 struct StepChannels {
@@ -178,13 +177,14 @@ __global__ void __launch_bounds__(32 * kStepWarps, kRows == 64 ? 4 : 6)
     }
     return;
   }
-  const int64_t base = find_state(p, p.state, slot, hv).base;
+  const StatePlace at = find_state(p, p.state, slot, hv);
+  const int64_t base = at.base, stride = kByColumn ? at.column : at.row;  // elements from one column or row to the next
   StepColumn<kRows> S;
   float *stage =
       reinterpret_cast<float *>(cuda::dynamic_shared<StepChannels>() + kStepWarps) + warp * plan.columns * (K + 4);
   if constexpr (kByColumn) {
     cuda::with_type(p.state.data, p.state.dtype, [&](const auto *from) {
-      load_columns<kRows>(from + base + first_column * plan.step, plan.step, K, stage);
+      load_columns<kRows>(from + base + first_column * stride, stride, K, stage);
     });
     __syncwarp();  // the panel is staged
 #pragma unroll
@@ -194,9 +194,9 @@ __global__ void __launch_bounds__(32 * kStepWarps, kRows == 64 ? 4 : 6)
     }
   } else {
     cuda::with_type(p.state.data, p.state.dtype, [&](const auto *from) {
-      from += base + row * plan.step + column;
+      from += base + row * stride + column;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) S[r / 4][r % 4][0] = cuda::to_float(from[r * plan.step]);
+      for (int r = 0; r < kRows; ++r) S[r / 4][r % 4][0] = cuda::to_float(from[r * stride]);
     });
   }
   for (int64_t token = segment.begin; token < segment.end; ++token) {
@@ -234,13 +234,13 @@ __global__ void __launch_bounds__(32 * kStepWarps, kRows == 64 ? 4 : 6)
     }
     __syncwarp();  // the panel is staged
     cuda::with_type(p.state.data, p.state.dtype, [&](auto *to) {
-      store_columns<kRows>(to + base + first_column * plan.step, plan.step, K, stage);
+      store_columns<kRows>(to + base + first_column * stride, stride, K, stage);
     });
   } else {
     cuda::with_type(p.state.data, p.state.dtype, [&](auto *to) {
-      to += base + row * plan.step + column;
+      to += base + row * stride + column;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) cuda::from_float(S[r / 4][r % 4][0], to + r * plan.step);
+      for (int r = 0; r < kRows; ++r) cuda::from_float(S[r / 4][r % 4][0], to + r * stride);
     });
   }
 }
@@ -265,7 +265,6 @@ struct Launch {
     plan.columns = static_cast<int32_t>(32 * kRows / p.K);
     plan.panels = static_cast<int32_t>(p.V / plan.columns);
     plan.items = static_cast<int32_t>(p.N * p.HV * plan.panels);
-    plan.step = p.state.ndim == 3 ? pad_to(p.V, kStatePad) : p.state.strides[2];
     const int64_t stage = kByColumn ? plan.columns * (p.K + 4) * static_cast<int64_t>(sizeof(float)) : 0;
     const cuda::Launch how = {static_cast<uint32_t>((plan.items + kStepWarps - 1) / kStepWarps), 32 * kStepWarps,
                               kStepWarps * (static_cast<int64_t>(sizeof(StepChannels)) + stage),

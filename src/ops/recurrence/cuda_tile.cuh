@@ -47,14 +47,14 @@ __device__ inline void share_sums(int lanes, int lane, RowSums &sums, float4 *pa
 }
 
 // The whole sums of the thread's columns, after a barrier behind share_sums.
-template <fw_erase kErase, int kWarpCount>
+template <fw_erase kErase>
 __device__ inline void collect_sums(int lanes, int lane, const float4 *partial, RowSums &sums) {
   constexpr int kCount = kErase == FW_ERASE_NONE ? 1 : 2;
 #pragma unroll
   for (int s = 0; s < kCount; ++s) {
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-    for (int w = 0; w < kWarpCount; ++w) {
+    for (int w = 0; w < kWarps; ++w) {
       const float4 part = partial[(w * 2 + s) * lanes + lane];
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
