@@ -28,6 +28,14 @@ bool cuda_accepts(const fw_context &, const Problem &p, Reason &reason) {
   return true;
 }
 
+// Whether every row of the last dimension is dense and starts at a multiple of 4 elements.
+static bool has_whole_quads(const fw_tensor &t) {
+  const int32_t last = t.ndim - 1;
+  bool is_aligned = t.strides[last] == 1 && reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(4 * dtype_size(t.dtype)) == 0;
+  for (int32_t i = 0; i < last; ++i) is_aligned = is_aligned && t.strides[i] % 4 == 0;
+  return is_aligned;
+}
+
 bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
   if (!cuda_accepts(context, p, reason) || !is_forced(context, "cuda_step", reason)) return false;
   if (p.has_normalizer) return reason.refuse("the normaliser is asked for");
@@ -35,11 +43,14 @@ bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reas
   if (p.K != 64 && p.K != 128) return reason.refuse("K is %lld, this computes 64 and 128", static_cast<long long>(p.K));
   const int64_t panel = step_panel(p.K);
   if (p.V % panel != 0) return reason.refuse("V is %lld, at this K a multiple of %lld is needed", static_cast<long long>(p.V), static_cast<long long>(panel));
-  const fw_tensor &t = p.state;
-  const int32_t last = t.ndim - 1;
-  bool is_aligned = t.strides[last] == 1 && reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(4 * dtype_size(t.dtype)) == 0;
-  for (int32_t i = 0; i < last; ++i) is_aligned = is_aligned && t.strides[i] % 4 == 0;
-  return is_aligned || reason.refuse("the state's last dimension is not dense, or its rows do not start at multiples of 4 elements");
+  const Operand rows[] = {{"state", &p.state}, {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"a", &p.a}, {"b", &p.b}, {"p", &p.p},
+                          {"erase_gate", &p.erase_gate}, {"write_gate", &p.write_gate}, {"g", p.gate == FW_GATE_VECTOR ? &p.g : &p.p}};
+  for (const Operand &row : rows) {
+    if (given(*row.tensor) && !has_whole_quads(*row.tensor)) {
+      return reason.refuse("%s has a last dimension that is not dense, or rows that do not start at multiples of 4 elements", row.name);
+    }
+  }
+  return true;
 }
 uint64_t cuda_step_workspace(const fw_context &, const Problem &) { return 0; }
 
