@@ -37,7 +37,7 @@ static bool has_whole_quads(const fw_tensor &t) {
 }
 
 bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
-  if (!cuda_accepts(context, p, reason) || !is_forced(context, "cuda_step", reason)) return false;
+  if (!cuda_accepts(context, p, reason)) return false;
   if (p.has_normalizer) return reason.refuse("the normaliser is asked for");
   if (p.n_sub != 1) return reason.refuse("n_sub is %lld", static_cast<long long>(p.n_sub));
   if (p.K != 64 && p.K != 128) return reason.refuse("K is %lld, this computes 64 and 128", static_cast<long long>(p.K));
@@ -51,6 +51,26 @@ bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reas
     }
   }
   return true;
+}
+
+bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
+  if (!cuda_step_accepts(context, p, reason) || !cuda::is_exactly(9, 0, reason)) return false;
+  if (p.state.dtype != FW_F32) return reason.refuse("state is %s, streamed in fp32 only", dtype_name(p.state.dtype));
+  if (p.erase == FW_ERASE_INDEPENDENT) return reason.refuse("erase keys are independent");
+  const bool is_named = name_in_list(context.force_impl, "sm90_step");
+  if (p.B * p.T > 2 * p.N && !is_named) return reason.refuse("more than two tokens a sequence, sooner with 16 warps a multiprocessor");
+  const int64_t head = p.K * p.V, heads = step_heads(p), size = dtype_size(p.state.dtype);
+  if (heads == 0) return reason.refuse("K times V is %lld, this computes 2048, 4096, 8192 and 16384", static_cast<long long>(head));
+  if (p.HV % heads != 0) return reason.refuse("HV is %lld, at this K and V a multiple of %lld is needed", static_cast<long long>(p.HV), static_cast<long long>(heads));
+  const fw_tensor &t = p.state;
+  const bool is_one_piece = t.ndim == 3 ? p.V % kStatePad == 0 : t.strides[2] == t.shape[3];
+  if (!is_one_piece || (heads > 1 && t.strides[1] != head)) return reason.refuse("a head's state is not one piece of memory");
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || t.strides[0] * size % 16 != 0 || t.strides[1] * size % 16 != 0) {
+    return reason.refuse("states do not start at multiples of 16 bytes");
+  }
+  const int64_t items = p.N * p.HV / heads, least = 2 * cuda::multiprocessor_count();
+  return items >= least || is_named ||
+         reason.refuse("%lld pieces of 16384 elements of state, this pays from %lld on", static_cast<long long>(items), static_cast<long long>(least));
 }
 uint64_t cuda_step_workspace(const fw_context &, const Problem &) { return 0; }
 
@@ -176,16 +196,19 @@ fw_status cuda_run(fw_context &, const Problem &p, void *memory) {
   return cuda::check_launches(p.op_name, "cuda_portable");
 }
 
-fw_status cuda_step_run(fw_context &, const Problem &p, void *) {
+static fw_status run_step(const Problem &p, const char *impl, void (*launch)(const Problem &)) {
   FW_TRY(cuda_check_places(p, nullptr));
-  if (p.N > 0) launch_step(p);
+  if (p.N > 0) launch(p);
   launch_clear(p, p.o, 1, p.V);
-  return cuda::check_launches(p.op_name, "cuda_step");
+  return cuda::check_launches(p.op_name, impl);
 }
+fw_status cuda_step_run(fw_context &, const Problem &p, void *) { return run_step(p, "cuda_step", launch_step); }
+fw_status sm90_step_run(fw_context &, const Problem &p, void *) { return run_step(p, "sm90_step", launch_stream_step); }
 
 #else
 
 fw_status cuda_step_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_step"); }
+fw_status sm90_step_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "sm90_step"); }
 uint64_t cuda_workspace(const fw_context &, const Problem &) { return UINT64_MAX; }
 fw_status cuda_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_portable"); }
 fw_status cuda_move_state(const Problem &p, const fw_tensor &, fw_state_layout, bool) {
