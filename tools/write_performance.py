@@ -29,7 +29,8 @@ def load(root):
     for path in sorted((pathlib.Path(root) / "bench" / "results").glob("*.json")):
         data = json.loads(path.read_text())
         rows = data.get("rows") if isinstance(data, dict) else None
-        if isinstance(rows, list) and rows and all(isinstance(row, dict) and "floor_ms" in row and "op" in row for row in rows):
+        is_cuda = isinstance(data, dict) and data.get("device") == "cuda"
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) and ("name" if is_cuda else "floor_ms") in row for row in rows):
             found.append((path.name, data))
     return found
 
@@ -186,11 +187,82 @@ def length_plot(machine, rows):
     return svg.done()
 
 
+def cuda_cells(row):
+    """Cells after the name of a row that was timed on a device."""
+    best = min(row["peers"].items(), key=lambda x: x[1], default=None)
+    goal = f"{row['goal_ms']:g}" + (" met" if row["ms"] <= row["goal_ms"] else "") if "goal_ms" in row else "-"
+    return [f"{row['ms']:.4g}", f"{row['eager_ms']:.4g}" if "eager_ms" in row else "-", f"{100 * row['share_of_floor']:.0f} %", goal,
+            f"{best[0]} {best[1]:.4g}, {best[1] / row['ms']:.2f}x" if best else "-", f"{row['error']:.1e}", f"`{row['impl']}`"]
+
+
+def cuda_table(rows):
+    head = ["B x T x HV", "gates", "ms", "eager ms", "floor / time", "goal ms", "best other engine ms, its / our time", "error", "implementation"]
+    lines = []
+    for row in rows:
+        heads = f"{row['HV']}" + (f" (H {row['H']})" if row["H"] != row["HV"] else "")
+        lines.append([f"{row['B']} x {row['T']} x {heads}", row["gate"], *cuda_cells(row)])
+    return table(head, lines)
+
+
+def cuda_step_table(rows):
+    lines = []
+    for row in rows:
+        host = f"{row['plan_host_us']:.1f}, {row['call_host_us']:.1f}" if "plan_host_us" in row else "-"
+        best = min(row["peers"].items(), key=lambda x: x[1], default=None)
+        lines.append([row["op"], str(row["B"]), str(row["T"]), row["state"], f"{1e3 * row['ms']:.1f}", f"{row['state_gbs']:.0f}",
+                      f"{100 * row['share_of_floor']:.0f} %", host, f"{best[0]} {1e3 * best[1]:.1f}" if best else "-", f"`{row['impl']}`"])
+    return table(["row", "B", "T", "state", "us", "GB/s of state", "floor / time", "host us: plan, call", "best other engine us", "implementation"], lines)
+
+
+def cuda_plot(machine, rows, direction):
+    """Ours beside the best other engine, the widest shape of every row."""
+    groups = []
+    for row in of(rows, direction=direction, B=1, T=8192, HV=64, H=64):
+        entries = [("fastweight", row["ms"], f"{row['ms']:.3g} ms, {100 * row['share_of_floor']:.0f} % of the floor")]
+        if row["peers"]:
+            name, ms = min(row["peers"].items(), key=lambda x: x[1])
+            entries.append(("best other engine", ms, f"{name} {ms:.3g}"))
+        groups.append((f"{row['op']}, {row['gate']}", entries))
+    if not groups:
+        return None
+    return bars(f"{machine}: {direction}, 1 x 8192 x 64, K = V = 128, bf16", "ms", groups, {"fastweight": BLUE, "best other engine": ORANGE})
+
+
+def cuda_part(file, data, out):
+    """The lines of a machine with a CUDA device."""
+    machine, rates, rows = data["machine"], data["ceilings"], [row for row in data["rows"] if "ms" in row]
+    lines = [f"## {data['device_name']}", "", f"`bench/results/{file}` by `bench/gpu_all.py`, commit {data['commit'][:12]}; measured ceilings: copy {rates['copy_gbs']:.0f} GB/s, "
+             f"bf16 products {rates['matrix_gflops'] / 1e6:.2f} PFLOP/s. Graph replays with the second-level cache cleared, bf16, K = V = 128, g_min = -5 declared for vector gates; backward is forward and "
+             "backward of training less the forward. What bounds the kernels, and what was tried: [kernels](kernels/). Times of other engines are from such a device, not from this run.", ""]
+    for part in ("tests", "sanitizers"):
+        found = data.get(part, {})
+        words = [x["result"] for x in found.values() if isinstance(x, dict)]
+        if words:
+            bad = ", ".join(f"{name}: {x['result']}" for name, x in found.items() if x["result"] != "passed")
+            lines += [f"{part.capitalize()} of the same build on it: {words.count('passed')} of {len(words)} passed" + (f" ({bad})" if bad else "") + ".", ""]
+    for direction in ("forward", "backward"):
+        for op in dict.fromkeys(row["op"] for row in of(rows, direction=direction)):
+            lines += [f"{op}, {direction}:", "", *cuda_table(of(rows, op=op, direction=direction))]
+        plot = cuda_plot(machine, rows, direction)
+        if plot:
+            name = f"img/performance_{machine}_{direction}.svg"
+            out[name] = plot
+            lines += [f"![{machine}: {direction} of every row]({name})", ""]
+    steps = of(rows, direction="step")
+    if steps:
+        lines += ["Steps, H = 32, several in one graph, time a step:", "", *cuda_step_table(steps)]
+    missing = [f"{row['name']} ({row.get('not_timed')})" for row in data["rows"] if "ms" not in row]
+    return lines + ([f"Not timed: {'; '.join(missing)}.", ""] if missing else [])
+
+
 def pages(root):
     """Path below docs -> text."""
     out, lines = {}, [HEAD]
     results = load(root)
     for file, data in results:
+        if data.get("device") == "cuda":
+            lines += cuda_part(file, data, out)
+            continue
         machine = data["machine"]
         rows = [row for row in data["rows"] if not row.get("is_forced")]
         forced = [row for row in data["rows"] if row.get("is_forced")]

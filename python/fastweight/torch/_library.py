@@ -100,6 +100,11 @@ def _fake_saved(x):
     return q.new_empty((slots * v.shape[2] * q.shape[3] * width,), dtype=torch.float32)
 
 
+def _can_save(x):
+    """Not on CUDA: the backward of sm90_chunk makes the states again, and a call that is given `saved` runs on cuda_portable."""
+    return x.device.type != "cuda"
+
+
 def _is_asked_for(name, given):
     """Whether a call with these arguments has the result `name`; it is a tensor without elements if not."""
     return ("final" not in name or given["output_final_state"]) and (name != "final_z" or given["normalizer"] == "sum")
@@ -241,6 +246,7 @@ class Operator:
 
     def forward(self, *arguments):
         inputs, save = (arguments[:-1], arguments[-1]) if self.saves else (arguments, False)
+        save = save and _can_save(inputs[0])
         found = self.verb.forward(self._values(inputs), save)
         result, saved = found if save else (found, None)
         results = [result] if len(self.results) == 1 else list(result)
@@ -259,7 +265,7 @@ class Operator:
         for name in self.results:
             results.append(FAKES[name](x) if _is_asked_for(name, x) else inputs[0].new_empty(0))
         if self.saves:
-            results.append(_fake_saved(x) if save else inputs[0].new_empty(0))
+            results.append(_fake_saved(x) if save and _can_save(inputs[0]) else inputs[0].new_empty(0))
         return results[0] if len(results) == 1 else tuple(results)
 
     def keep(self, ctx, inputs, output):

@@ -144,7 +144,6 @@ Sm90Backward backward_of(const Problem &p) {
 
 bool sm90_accepts(const fw_context &context, const Problem &p, Reason &reason) {
   if (!cuda_accepts(context, p, reason) || !cuda::is_exactly(9, 0, reason)) return false;
-  if (!is_forced(context, "sm90_chunk", reason)) return false;
   if (const char *why = unsupported(p)) return reason.refuse("%s", why);
   if (p.direction == FW_BACKWARD) {
     if (const char *why = unsupported_backward(p)) return reason.refuse("%s", why);
