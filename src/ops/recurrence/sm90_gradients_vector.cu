@@ -29,24 +29,22 @@ namespace {
 
 // ---- loads, by thread 0
 
-__device__ __forceinline__ int head_of(const Shape &shape, const Step &step) { return step.item % shape.H; }
-__device__ __forceinline__ int value_head_of(const Shape &shape, const Step &step) {
-  return step.item % shape.H * (shape.HV / shape.H) + step.member;
-}
-__device__ __forceinline__ int64_t index_of(const Shape &shape, const Step &step) {
-  return static_cast<int64_t>(value_head_of(shape, step)) * shape.slots + step.item / shape.H;
-}
-
 // Slots without rows are passed over.
 __device__ __forceinline__ Step next_step(const Shape &shape, Step step) {
-  if (++step.member < shape.HV / shape.H) return step;
+  if (++step.member < shape.HV / shape.H) {
+    ++step.value_head;
+    return step;
+  }
   step.member = 0;
   const int items = shape.slots * shape.H;
   do {
     step.item += gridDim.x;
-    if (step.item >= items) return {-1, 0, {}};
-    step.chunk = chunk_of(shape, step.item / shape.H);
+    if (step.item >= items) return {-1, 0, 0, 0, 0, {}};
+    step.slot = step.item / shape.H;
+    step.chunk = chunk_of(shape, step.slot);
   } while (step.chunk.rows == 0);
+  step.head = step.item - step.slot * shape.H;
+  step.value_head = step.head * (shape.HV / shape.H);
   return step;
 }
 
@@ -63,8 +61,8 @@ __device__ __forceinline__ void load_rows(const GradientArguments &in, VectorGra
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
   constexpr uint32_t kPair = 2 * kTileBytes, kStates = 4 * kTileBytes;
   const uint32_t full = shared_address(&shared.rows_full);
-  const int hv = value_head_of(in.shape, step);
-  const int64_t index = index_of(in.shape, step);
+  const int hv = step.value_head;
+  const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + step.slot;
   barrier_expect_bytes(full, 2 * kStates + (in.d_o_is_zero ? 2 : 3) * kPair + (kSolve ? sizeof(VectorFactors) : 0));
   if (!in.d_o_is_zero) load_halves(shared.d_o, &in.d_o, &shared.rows_full, hv, step.chunk);
   if constexpr (kSolve) {
@@ -76,17 +74,23 @@ __device__ __forceinline__ void load_rows(const GradientArguments &in, VectorGra
   load_bytes(shared_address(shared.e), in.reverse.rows + index * kPair, kPair, full);
   load_bytes(shared_address(shared.states), in.forward.states + index * kStates, kStates, full);
   load_bytes(shared_address(shared.d_states), in.reverse.states + index * kStates, kStates, full);
+  if (in.dg) {
+    constexpr uint32_t kDropped = 1024 * sizeof(uint4);
+    prefetch_bytes(in.forward.dropped + index * 1024, kDropped);
+    prefetch_bytes(in.reverse.dropped + index * 1024, kDropped);
+  }
 }
 
 __device__ __forceinline__ void load_keys(const GradientArguments &in, VectorGradientShared &shared, const Step &step) {
   if (step.item < 0) return;
   barrier_expect_bytes(shared_address(&shared.keys_full), 4 * kTileBytes);
-  load_halves(shared.q, &in.q, &shared.keys_full, head_of(in.shape, step), step.chunk);
-  load_halves(shared.k, &in.k, &shared.keys_full, head_of(in.shape, step), step.chunk);
+  load_halves(shared.q, &in.q, &shared.keys_full, step.head, step.chunk);
+  load_halves(shared.k, &in.k, &shared.keys_full, step.head, step.chunk);
 }
 
 // Rows of two images from `from` on become 0.
 __device__ __forceinline__ void zero_rows(unsigned char *tiles, int from, int thread) {
+#pragma unroll 1
   for (int i = thread; i < (kChunk - from) * 16; i += 256) {
     *reinterpret_cast<uint4 *>(tiles + i % 2 * kTileBytes + (from + i / 16) * 128 + i % 16 / 2 * 16) = make_uint4(0, 0, 0, 0);
   }
@@ -115,7 +119,7 @@ __device__ __forceinline__ void finish_scores(const GradientArguments &in, Vecto
     keep_scores<0>(shared, d, warp, lane);
   } else if (kErase == Sm90Erase::kShared) {
     const float beta0 = at_token(shared.factors.beta, 16 * warp + g), beta8 = at_token(shared.factors.beta, 16 * warp + g + 8);
-    if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, step.chunk, value_head_of(in.shape, step), warp, g, t);
+    if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, step.chunk, step.value_head, warp, g, t);
 #pragma unroll
     for (int i = 0; i < 32; ++i) d[i] *= i & 2 ? -beta8 : -beta0;
     keep_scores<1>(shared, d, warp, lane);
@@ -136,17 +140,10 @@ __device__ __forceinline__ void multiply_turned_states(float (&d)[32], const uns
   }
 }
 
-// q and k of a block, rows past the end 0.
-__device__ __forceinline__ void load_block(uint32_t (&a)[4], const unsigned char *tiles, int warp, int block, int rows, int lane) {
-  const int part = lane / 8, past = 16 * block + 2 * (lane % 4);
-  load_tiles_transposed(a, shared_address(tiles) + warp / 4 * kTileBytes +
-                               swizzled(16 * block + 8 * (part >> 1) + lane % 8, 32 * (warp % 4) + 16 * (part & 1)));
-  if (rows == kChunk) return;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = past + i / 2 * 8;
-    a[i] &= (row < rows ? 0xffffu : 0u) | (row + 1 < rows ? 0xffff0000u : 0u);
-  }
+// Where a lane's rows of the 8x8 tiles of a block lie in q and k.
+__device__ __forceinline__ uint32_t block_corner(int warp, int block, int lane) {
+  const int part = lane / 8;
+  return warp / 4 * kTileBytes + swizzled(16 * block + 8 * (part >> 1) + lane % 8, 32 * (warp % 4) + 16 * (part & 1));
 }
 
 // Of a thread: q and k of blocks 1 to 3 decayed from the blocks' starts, k of blocks 0 to 2 to their ends.
@@ -155,7 +152,8 @@ struct BlockSides {
 };
 
 template <Sm90Erase kErase>
-__device__ __forceinline__ void make_sides(const VectorGradientShared &shared, BlockSides &sides, const Lane &lane, int warp, int rows) {
+__device__ __forceinline__ void make_sides(const VectorGradientShared &shared, BlockSides &sides, const Lane &lane) {
+  const int warp = lane.warp;
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
     BlockDecays of;
@@ -163,7 +161,8 @@ __device__ __forceinline__ void make_sides(const VectorGradientShared &shared, B
     make_products<false>(shared, lane, block, 16 * warp + lane.g, of, none);
     uint32_t words[4];
     float k[8], x[8];
-    load_block(words, shared.k, warp, block, rows, lane.lane);
+    const uint32_t corner = block_corner(warp, block, lane.lane);
+    load_tiles_transposed(words, shared_address(shared.k) + corner);
     unpack_tile(k, words);
     if (block < 3) {
 #pragma unroll
@@ -176,7 +175,7 @@ __device__ __forceinline__ void make_sides(const VectorGradientShared &shared, B
       for (int i = 0; i < 8; ++i) x[i] = k[i] * of.start[i];
       pack_tile(sides.k[block - 1], x);
     }
-    load_block(words, shared.q, warp, block, rows, lane.lane);
+    load_tiles_transposed(words, shared_address(shared.q) + corner);
     unpack_tile(x, words);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] *= of.start[i];
@@ -195,10 +194,13 @@ struct Sums {
 // passes a whole block: sums [keys][block % 2], alike in all columns of that parity.
 template <Sm90Erase kErase>
 __device__ __forceinline__ void multiply_between(const VectorGradientShared &shared, const BlockSides &sides, Sums &sums,
-                                                 const float (&total)[4][2], float (&pass)[2][4], const Lane &lane) {
+                                                 const float (&total)[4][2], float scale, float (&pass)[2][4], const Lane &lane) {
+  const float scaled[2] = {scale * total[0][0], scale * total[0][1]};
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
   const uint32_t b1 = shared_address(shared.b1), b2 = shared_address(shared.b2);
   uint32_t a[4], w[4];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) sums.of_q[e] *= scale;
 #pragma unroll
   for (int i = 1; i < 4; ++i) {
     float q[8], k[8], flow[8];
@@ -209,7 +211,7 @@ __device__ __forceinline__ void multiply_between(const VectorGradientShared &sha
     for (int m = 0; m < i; ++m) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        of_q[e] *= total[m][e / 2 % 2];
+        of_q[e] *= m == 0 ? scaled[e / 2 % 2] : total[m][e / 2 % 2];
         flow[e] = q[e] * of_q[e];
         if constexpr (kSolve) of_k[e] *= total[m][e / 2 % 2], flow[e] = fmaf(k[e], of_k[e], flow[e]);
         for (int b = m + 1; b < i; ++b) flow[e] *= total[b][e / 2 % 2];
@@ -299,17 +301,15 @@ __device__ __forceinline__ void run_tree(const VectorGradientShared &shared, Blo
     const float (&decay)[8] = tree.level[level];
     const uint32_t mask = level == 0 ? lane.level1 : lane.level2;
     float q[8], k[8], flow[8], of_q[8] = {}, of_k[8] = {};
-    uint32_t q_words[4], k_words[4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = of.q[i] * decay[i], k[i] = of.k[i] * decay[i];
-    pack_tile(q_words, q);
-    pack_tile(k_words, k);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float (&to_q)[4] = quad(of_q + 4 * half), (&to_k)[4] = quad(of_k + 4 * half);
-      multiply_bf16(to_q, k_words, half == 0 ? b1[0] & mask : 0u, half == 0 ? 0u : b1[3] & mask);
-      const uint32_t both[4] = {k_words[2 * half], k_words[2 * half + 1], q_words[2 * half], q_words[2 * half + 1]};
-      multiply_bf16(to_k, both, kSolve ? (b2[3 * half] | b2_turned[3 * half]) & mask : 0u, b1_turned[3 * half] & mask);
+      const float *from_k = k + 4 * half, *from_q = q + 4 * half;
+      const uint32_t a[4] = {pack_bf16(from_k[0], from_k[1]), pack_bf16(from_k[2], from_k[3]), pack_bf16(from_q[0], from_q[1]),
+                             pack_bf16(from_q[2], from_q[3])};
+      multiply_bf16(quad(of_q + 4 * half), a, b1[3 * half] & mask, 0u);
+      multiply_bf16(quad(of_k + 4 * half), a, kSolve ? (b2[3 * half] | b2_turned[3 * half]) & mask : 0u, b1_turned[3 * half] & mask);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -346,23 +346,17 @@ __device__ __forceinline__ void run_tree(const VectorGradientShared &shared, Blo
   uint32_t read[4], write[4];
   pack_tile(read, reads);
   pack_tile(write, writes);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float (&to)[4] = quad(of.dg + 4 * half);
-    const int at = 2 * half;
-    const auto multiply = [&to](uint32_t a0, uint32_t a1, uint32_t b0, uint32_t a2, uint32_t a3, uint32_t b1) {
-      const uint32_t a[4] = {a0, a1, a2, a3};
-      multiply_bf16(to, a, b0, b1);
-    };
-    multiply(flows[0][at], flows[0][at + 1], lane.flow1, flows[1][at], flows[1][at + 1], lane.flow2);
-    if (half == 0) {
-      multiply(flows[2][0], flows[2][1], lane.prefix, read[0], read[1], lane.suffix);
-      multiply(write[0], write[1], lane.prefix, read[2], read[3], kOnes);
-    } else {
-      multiply(flows[2][2], flows[2][3], lane.suffix, read[2], read[3], lane.suffix);
-      multiply(write[2], write[3], lane.prefix, write[0], write[1], kOnes);
-    }
-  }
+  float (&low)[4] = quad(of.dg), (&high)[4] = quad(of.dg + 4);
+  const auto multiply = [](float (&to)[4], const uint32_t *first, const uint32_t *second, uint32_t b0, uint32_t b1) {
+    const uint32_t a[4] = {first[0], first[1], second[0], second[1]};
+    multiply_bf16(to, a, b0, b1);
+  };
+  multiply(low, flows[0], flows[1], lane.flow1, lane.flow2);
+  multiply(high, flows[0] + 2, flows[1] + 2, lane.flow1, lane.flow2);
+  multiply(low, flows[2], read, lane.prefix, lane.suffix);
+  multiply(high, flows[2] + 2, write + 2, lane.suffix, lane.prefix);
+  multiply(low, write, read + 2, lane.prefix, kOnes);
+  multiply(high, write, read + 2, kOnes, lane.suffix);
 }
 
 // Adds what the value heads before gave, in the thread's own place of global memory, or leaves the sum there.
@@ -381,17 +375,18 @@ __device__ __forceinline__ void add_heads(float (&d)[8], float *partial, int par
 
 template <Sm90Erase kErase>
 __device__ __forceinline__ void run_block(const GradientArguments &in, VectorGradientShared &shared, const Step &step, int block,
-                                          Sums &sums, const float (&whole)[2], const float (&pass)[2][4], const Lane &lane, int thread) {
+                                          Sums &sums, const float (&whole)[2], const float (&pass)[2][4], const Lane &lane) {
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
-  const int warp = thread / 32, key = 16 * warp + lane.g;
+  const int warp = lane.warp, key = 16 * warp + lane.g;
   BlockDecays decays;
   TreeDecays tree;
   make_products<true>(shared, lane, block, key, decays, tree);
   Block of;
   uint32_t words[4];
-  load_block(words, shared.q, warp, block, step.chunk.rows, lane.lane);
+  const uint32_t corner = block_corner(warp, block, lane.lane);
+  load_tiles_transposed(words, shared_address(shared.q) + corner);
   unpack_tile(of.q, words);
-  load_block(words, shared.k, warp, block, step.chunk.rows, lane.lane);
+  load_tiles_transposed(words, shared_address(shared.k) + corner);
   unpack_tile(of.k, words);
   float reads[8], writes[8];
 #pragma unroll
@@ -410,22 +405,17 @@ __device__ __forceinline__ void run_block(const GradientArguments &in, VectorGra
   run_pairs<kErase>(shared, of, tree, block, lane.t);
   run_tree<kErase>(shared, of, tree, reads, writes, block, lane);
 
-  const int group = in.shape.HV / in.shape.H;
-  const bool is_first = step.member == 0, is_last = step.member + 1 == group;
   if (in.partial) {
+    const bool is_first = step.member == 0, is_last = step.member + 1 == in.shape.HV / in.shape.H;
     float *partial = in.partial + static_cast<int64_t>(step.item) * (2 * kChunk * kKey);
-    add_heads(of.dq, partial, block, thread, is_first, is_last);
-    add_heads(of.dk, partial, 4 + block, thread, is_first, is_last);
+    add_heads(of.dq, partial, block, 32 * warp + lane.lane, is_first, is_last);
+    add_heads(of.dk, partial, 4 + block, 32 * warp + lane.lane, is_first, is_last);
   }
-  if (is_last) {
-    const int part = lane.lane / 8;
-    const uint32_t at = warp / 4 * kTileBytes +
-                        swizzled(16 * block + 8 * (part >> 1) + lane.lane % 8, 32 * (warp % 4) + 16 * (part & 1));
-    pack_tile(words, of.dq);
-    store_tiles_transposed(shared_address(shared.q) + at, words[0], words[1], words[2], words[3]);
-    pack_tile(words, of.dk);
-    store_tiles_transposed(shared_address(shared.k) + at, words[0], words[1], words[2], words[3]);
-  }
+  // When heads are left these are not the sums yet, and q and k are loaded again.
+  pack_tile(words, of.dq);
+  store_tiles_transposed(shared_address(shared.q) + corner, words[0], words[1], words[2], words[3]);
+  pack_tile(words, of.dk);
+  store_tiles_transposed(shared_address(shared.k) + corner, words[0], words[1], words[2], words[3]);
   float *dg = shared.decay + (16 * block + 2 * lane.t) * kDecayPitch + key;
 #pragma unroll
   for (int i = 0; i < 8; ++i) dg[(i / 4 * 8 + i % 2) * kDecayPitch + i / 2 % 2 * 8] = of.dg[i];
@@ -438,6 +428,7 @@ __device__ __forceinline__ void store_short_rows(const unsigned char *tiles, voi
                                                  int head, int thread) {
   if (!out) return;
   __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(out) + chunk.batch * s.batch + chunk.start * s.token + head * s.head;
+#pragma unroll 1
   for (int i = thread; i < chunk.rows * 16; i += 256) {
     *reinterpret_cast<uint4 *>(to + i / 16 * s.token + i % 16 * 8) =
         *reinterpret_cast<const uint4 *>(tiles + i % 16 / 8 * kTileBytes + swizzled(i / 16, i % 8 * 16));
@@ -467,8 +458,9 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
   using Is = Kind<kErase, false, kWide, false>;
   auto &shared = *cuda::dynamic_shared<VectorGradientShared>();
-  const int thread = threadIdx.x, warp = thread / 32, pair = thread % 64, block_of_rows = thread / 64, group = thread / 128;
-  const Lane lane = make_lane(thread % 32);
+  const int thread = threadIdx.x;
+  const int group = __shfl_sync(0xffffffffu, thread / 128, 0);  // known to be one for a warp
+  Lane lane = make_lane(thread % 32);
   if (thread == 0) {
     barrier_init(shared_address(&shared.rows_full), 1);
     barrier_init(shared_address(&shared.keys_full), 1);
@@ -482,20 +474,28 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
   }
   if (thread == 0) {
     const int heads = in.shape.HV / in.shape.H;
-    shared.step = next_step(in.shape, {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), heads - 1, {}});
+    shared.step = next_step(in.shape, {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), heads - 1, 0, 0, 0, {}});
     load_rows<kErase>(in, shared, shared.step);
     load_keys(in, shared, shared.step);
   }
   __syncthreads();
+  // The gates of a step are loaded at the end of the one before.
+  Rows rows;
+  const auto load_next = [&](int id) {
+    const Step &next = shared.step;
+    if (next.item >= 0) load_gates<Is>(in, next.chunk, next.value_head, id % 64, id / 64, rows);
+  };
+  load_next(thread);
   for (uint32_t parity = 0; shared.step.item >= 0; parity ^= 1) {
     const Step step = shared.step;
-    const int hv = value_head_of(in.shape, step);
-    Rows rows;
-    load_gates<Is>(in, step.chunk, hv, pair, block_of_rows, rows);
-    DroppedBits dropped;
-    if (in.dg) load_dropped(dropped, in, index_of(in.shape, step), thread);
+    const int hv = step.value_head;
+    uint32_t id = thread + (static_cast<uint32_t>(step.item) >> 31);  // thread
+    lane.place(id);
     barrier_wait(shared_address(&shared.rows_full), parity);
     if (step.chunk.rows < kChunk) {
+      barrier_wait(shared_address(&shared.keys_full), parity);
+      zero_rows(shared.q, step.chunk.rows, thread);
+      zero_rows(shared.k, step.chunk.rows, thread);
       zero_rows(shared.d_o, step.chunk.rows, thread);
       if (!kSolve) zero_rows(shared.written, step.chunk.rows, thread);
       fence_async_shared();
@@ -503,21 +503,21 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
     }
     Sums sums;
     {
-      float d[32];
+      float d[32] = {};
       hold(d);
       product_fence();
       // Without an erase both warpgroups make the same: wgmma in a branch would be serialized.
       multiply_rows_of(d, kSolve && group == 1 ? shared.e : shared.d_o, shared.written);
       product_commit();
-      if (in.dg) sum_kept(shared, dropped, thread);
-      make_decays<Is>(step.chunk, block_of_rows, rows);
-      keep_decays(shared, rows, pair, block_of_rows);
-      if (group == (kSolve ? 0 : 1)) {
-        store_value_gradient(in, shared.e, kSolve ? &shared.factors.beta : nullptr, step.chunk, hv, thread % 128);
-      }
+      DroppedBits dropped;
+      if (in.dg) load_dropped(dropped, in, step, 0, id);
+      make_decays<Is>(step.chunk, id / 64, rows);
+      keep_decays(shared, rows, id % 64, id / 64);
+      store_value_gradient<256>(in, shared.e, kSolve ? &shared.factors.beta : nullptr, step.chunk, hv, id);
+      if (in.dg) sum_kept(in, step, shared, dropped, id);
       product_wait<0>();
       hold(d);
-      finish_scores<kErase>(in, shared, step, d, thread);
+      finish_scores<kErase>(in, shared, step, d, id);
     }
     hold(sums.of_q);
     if constexpr (kSolve) hold(sums.of_k);
@@ -530,17 +530,17 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
     __syncthreads();
     BlockSides sides;
     barrier_wait(shared_address(&shared.keys_full), parity);
-    make_sides<kErase>(shared, sides, lane, warp, step.chunk.rows);
+    lane.place(id);
+    make_sides<kErase>(shared, sides, lane);
     float beta[16];
     if constexpr (kSolve) read_tokens(beta, shared.factors.beta, lane.t);
     product_wait<0>();
     hold(sums.of_q);
     if constexpr (kSolve) hold(sums.of_k);
     hold(sums.of_keys);
+    if constexpr (kSolve) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      sums.of_q[i] *= in.scale;
-      if constexpr (kSolve) sums.of_k[i] *= -beta[i / 4 * 2 + i % 2];
+      for (int i = 0; i < 32; ++i) sums.of_k[i] *= -beta[i / 4 * 2 + i % 2];
     }
     __syncthreads();
     if (thread == 0) {
@@ -548,7 +548,8 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
       load_rows<kErase>(in, shared, shared.step);
     }
 
-    const int key = 16 * warp + lane.g;
+    lane.place(id);
+    const int key = 16 * lane.warp + lane.g;
     float total[4][2], whole[2] = {0.0f, 0.0f}, pass[2][4] = {};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -559,28 +560,32 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
       }
       whole[n] *= total[0][n] * total[1][n] * total[2][n] * total[3][n];
     }
-    multiply_between<kErase>(shared, sides, sums, total, pass, lane);
+    multiply_between<kErase>(shared, sides, sums, total, in.scale, pass, lane);
 #pragma unroll
-    for (int block = 0; block < 4; ++block) run_block<kErase>(in, shared, step, block, sums, whole, pass, lane, thread);
+    for (int block = 0; block < 4; ++block) {
+      lane.place(id);
+      run_block<kErase>(in, shared, step, block, sums, whole, pass, lane);
+    }
     fence_async_shared();
     __syncthreads();
-    const int h = head_of(in.shape, step);
+    lane.place(id);
+    load_next(id);
     const bool is_last = step.member + 1 == in.shape.HV / in.shape.H;
     if (is_last && step.chunk.rows == kChunk) {
       if (thread == 0) {
         for (int half = 0; half < 2; ++half) {
           const uint32_t at = half * kTileBytes;
-          if (in.dq) store_box(&in.dq_map, shared_address(shared.q) + at, 64 * half, h, step.chunk.start, step.chunk.batch);
-          if (in.dk) store_box(&in.dk_map, shared_address(shared.k) + at, 64 * half, h, step.chunk.start, step.chunk.batch);
+          if (in.dq) store_box(&in.dq_map, shared_address(shared.q) + at, 64 * half, step.head, step.chunk.start, step.chunk.batch);
+          if (in.dk) store_box(&in.dk_map, shared_address(shared.k) + at, 64 * half, step.head, step.chunk.start, step.chunk.batch);
         }
         store_commit();
       }
     } else if (is_last) {
-      store_short_rows(shared.q, in.dq, in.dq_strides, step.chunk, h, thread);
-      store_short_rows(shared.k, in.dk, in.dk_strides, step.chunk, h, thread);
+      store_short_rows(shared.q, in.dq, in.dq_strides, step.chunk, step.head, id);
+      store_short_rows(shared.k, in.dk, in.dk_strides, step.chunk, step.head, id);
       __syncthreads();
     }
-    if (in.dg) store_gate_gradient<kWide>(in, shared, step.chunk, hv, pair, block_of_rows);
+    if (in.dg) store_gate_gradient<kWide>(in, shared, step.chunk, hv, id % 64, id / 64);
     if (thread == 0) {
       store_wait_read<0>();
       load_keys(in, shared, shared.step);

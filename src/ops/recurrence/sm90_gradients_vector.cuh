@@ -18,6 +18,7 @@ constexpr uint32_t kOnes = 0x3f803f80u;
 // One value head of a chunk.
 struct Step {
   int item, member;  // item: slot * H + query/key head, or -1: none is left
+  int slot, head, value_head;
   Chunk chunk;
 };
 
@@ -66,7 +67,13 @@ __device__ __forceinline__ void multiply_block(float *x, const uint32_t (&a)[4],
 // ---- decays
 
 struct Lane {
-  int lane, g, t;
+  int warp, lane, g, t;
+  // The same again, of a number that the compiler does not know to be what it was: addresses made of it before a loop, or for
+  // all parts of a loop at once, do not fit in registers.
+  __device__ __forceinline__ void place(uint32_t &thread) {
+    hold(thread);
+    warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+  }
   uint32_t level1, level2;    // ~0 where row g and rows 2t, 2t + 1 of eight first differ in bit 1, bit 2
   uint32_t flow1, flow2;      // second operands that make of flows by row the flow across each row, see run_tree
   uint32_t suffix, prefix;    // of eight rows: at or behind, before
@@ -82,7 +89,6 @@ __device__ __forceinline__ Lane make_lane(int lane) {
     return word(same && (left ? 2 * t >= g : 2 * t < g), same && (left ? 2 * t + 1 >= g : 2 * t + 1 < g));
   };
   Lane of = {};
-  of.lane = lane, of.g = g, of.t = t;
   of.level1 = (g ^ 2 * t) >> 1 == 1 ? ~0u : 0u;
   of.level2 = (g ^ 2 * t) >> 2 == 1 ? ~0u : 0u;
   of.flow1 = flow(1), of.flow2 = flow(2);
@@ -136,51 +142,53 @@ __device__ __forceinline__ void make_products(const VectorGradientShared &shared
 
 // ---- <S, dS>
 
-// A float of 24 bits from its bf16 (the upper half of `high`) and byte i of its dropped bits, whose upper bits are turned over;
-// the middle of what the bits below may have been. Not for 0.
-__device__ __forceinline__ float joined(uint32_t high, uint32_t turned, int i) {
-  return __uint_as_float(high + (i == 0 ? turned << 8 & 0xff00u : turned >> (8 * i - 8) & 0xff00u) - 0x7f80u);
+// A float of 24 bits from its bf16, the half `half` of `pair`, and byte i of its dropped bits, whose upper bits are turned over;
+// the bits below are set to that byte, which is even on average. NaN for 0.
+__device__ __forceinline__ float joined(uint32_t pair, int half, uint32_t turned, int i) {
+  return __uint_as_float(__byte_perm(pair, turned, (half == 0 ? 0x1000 : 0x3200) + 0x11 * (4 + i)) - 0x8000u);
 }
 
+// Of one half of the values, two parts of 32 keys.
 struct DroppedBits {
-  uint4 state[2][2], d_state[2][2];  // ranks, parts of 32 keys
+  uint4 state[2], d_state[2];
 };
 
-__device__ __forceinline__ void load_dropped(DroppedBits &to, const GradientArguments &in, int64_t index, int thread) {
+__device__ __forceinline__ void load_dropped(DroppedBits &to, const GradientArguments &in, const Step &step, int rank, int thread) {
+  const int64_t index = static_cast<int64_t>(step.value_head) * in.shape.slots + step.slot;
+  const int64_t at = (index * 2 + rank) * 512 + thread / 128 * 256 + thread % 128;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int64_t at = (index * 2 + i / 2) * 512 + (thread / 128 * 2 + i % 2) * 128 + thread % 128;
-    to.state[i / 2][i % 2] = in.forward.dropped[at], to.d_state[i / 2][i % 2] = in.reverse.dropped[at];
-  }
+  for (int i = 0; i < 2; ++i) to.state[i] = in.forward.dropped[at + 128 * i], to.d_state[i] = in.reverse.dropped[at + 128 * i];
 }
 
-// <S, dS> of every key; a warpgroup 64 keys, a warp 32 values.
-__device__ __forceinline__ void sum_kept(VectorGradientShared &shared, const DroppedBits &dropped, int thread) {
+// <S, dS> of every key; a warpgroup 64 keys, a warp 32 values. dropped: of rank 0.
+__device__ __forceinline__ void sum_kept(const GradientArguments &in, const Step &step, VectorGradientShared &shared,
+                                         DroppedBits &dropped, int thread) {
   const int group = thread / 128, warp = thread / 32 % 4, lane = thread % 32;
   float sums[16] = {};
-#pragma unroll
+#pragma unroll 1
   for (int rank = 0; rank < 2; ++rank) {
+    DroppedBits next;
+    load_dropped(next, in, step, 1, thread);
 #pragma unroll
     for (int tiles = 0; tiles < 4; ++tiles) {
       const uint32_t corner = rank * 2 * kTileBytes + group * kTileBytes + image_corner(tiles, warp, lane);
       uint32_t x[4], y[4];
       load_tiles(x, shared_address(shared.states) + corner);
       load_tiles(y, shared_address(shared.d_states) + corner);
-      const uint4 &four = dropped.state[rank][tiles / 2], &d_four = dropped.d_state[rank][tiles / 2];
+      const uint4 &four = dropped.state[tiles / 2], &d_four = dropped.d_state[tiles / 2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32_t rest = (tiles % 2 ? half ? four.w : four.z : half ? four.y : four.x) ^ 0x80808080u;
         const uint32_t d_rest = (tiles % 2 ? half ? d_four.w : d_four.z : half ? d_four.y : d_four.x) ^ 0x80808080u;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const uint32_t word = x[2 * half + e / 2], d_word = y[2 * half + e / 2];
-          const uint32_t high = e % 2 ? word & 0xffff0000u : word << 16, d_high = e % 2 ? d_word & 0xffff0000u : d_word << 16;
-          const float rough = __uint_as_float(high) * __uint_as_float(d_high);
+          const float product = joined(x[2 * half + e / 2], e % 2, rest, e) * joined(y[2 * half + e / 2], e % 2, d_rest, e);
           float &sum = sums[4 * tiles + 2 * half + e % 2];
-          if (rough != 0.0f) sum = fmaf(joined(high, rest, e), joined(d_high, d_rest, e), sum);
+          sum = product == product ? sum + product : sum;  // NaN in a state comes to dg with dq and dk
         }
       }
     }
+    dropped = next;
   }
   fold<8>(sums, lane);
   fold<4>(sums, lane);
