@@ -280,7 +280,6 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
   using Is = Kind<kErase, false, kWide, false>;
   auto &shared = *cuda::dynamic_shared<VectorGradientShared>();
   const int thread = threadIdx.x;
-  const int group = __shfl_sync(0xffffffffu, thread / 128, 0);  // known to be one for a warp
   Lane lane = make_lane(thread % 32);
   if (thread == 0) {
     barrier_init(shared_address(&shared.rows_full), 1);
@@ -295,21 +294,20 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
   }
   if (thread == 0) {
     const int heads = in.shape.HV / in.shape.H;
-    shared.step = next_step(in.shape, {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), heads - 1, 0, 0, 0, {}});
-    load_rows<kErase>(in, shared, shared.step);
-    load_keys(in, shared, shared.step);
+    shared.steps[0] = next_step(in.shape, {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), heads - 1, 0, 0, 0, {}});
+    load_rows<kErase>(in, shared, shared.steps[0]);
+    load_keys(in, shared, shared.steps[0]);
   }
   __syncthreads();
   // The gates of a step are loaded at the end of the one before.
   Rows rows;
-  const auto load_next = [&](int id) {
-    const Step &next = shared.step;
+  const auto load_next = [&](const Step &next, int id) {
     if (next.item >= 0) load_gates<Is>(in, next.chunk, next.value_head, id % 64, id / 64, rows);
   };
-  load_next(thread);
-  for (uint32_t parity = 0; shared.step.item >= 0; parity ^= 1) {
-    const Step step = shared.step;
-    const int hv = step.value_head;
+  load_next(shared.steps[0], thread);
+  for (uint32_t parity = 0; shared.steps[parity].item >= 0; parity ^= 1) {
+    const Step &step = shared.steps[parity];  // read again where it is needed: registers for it would be spilled
+    Step &next = shared.steps[parity ^ 1];
     uint32_t id = thread + (static_cast<uint32_t>(step.item) >> 31);  // thread
     lane.place(id);
     barrier_wait(shared_address(&shared.rows_full), parity);
@@ -324,6 +322,7 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
     }
     Sums sums;
     {
+      const int group = __shfl_sync(0xffffffffu, lane.warp / 4, 0);  // known to be one for a warp
       float d[32] = {};
       hold(d);
       product_fence();
@@ -334,12 +333,14 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
       if (in.dg) load_dropped(dropped, in, step, 0, id);
       make_decays<Is>(step.chunk, id / 64, rows);
       keep_decays(shared, rows, id % 64, id / 64);
-      store_value_gradient<256>(in, shared.e, kSolve ? &shared.factors.beta : nullptr, step.chunk, hv, id);
+      store_value_gradient<256>(in, shared.e, kSolve ? &shared.factors.beta : nullptr, step.chunk, step.value_head, id);
       if (in.dg) sum_kept(in, step, shared, dropped, id);
       product_wait<0>();
       hold(d);
       finish_scores<kErase>(in, shared, step, d, id);
     }
+    lane.place(id);
+    const int group = __shfl_sync(0xffffffffu, lane.warp / 4, 0);
     hold(sums.of_q);
     if constexpr (kSolve) hold(sums.of_k);
     hold(sums.of_keys);
@@ -365,8 +366,8 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
     }
     __syncthreads();
     if (thread == 0) {
-      shared.step = next_step(in.shape, step);
-      load_rows<kErase>(in, shared, shared.step);
+      next = next_step(in.shape, step);
+      load_rows<kErase>(in, shared, next);
     }
 
     lane.place(id);
@@ -389,8 +390,8 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
     }
     fence_async_shared();
     __syncthreads();
-    lane.place(id);
-    load_next(id);
+    id = threadIdx.x + (static_cast<uint32_t>(step.item) >> 31);
+    load_next(next, id);
     const bool is_last = step.member + 1 == in.shape.HV / in.shape.H;
     if (is_last && step.chunk.rows == kChunk) {
       if (thread == 0) {
@@ -406,10 +407,10 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
       store_short_rows(shared.k, in.dk, in.dk_strides, step.chunk, step.head, id);
       __syncthreads();
     }
-    if (in.dg) store_gate_gradient<kWide>(in, shared, step.chunk, hv, id % 64, id / 64);
+    if (in.dg) store_gate_gradient<kWide>(in, shared, step.chunk, step.value_head, id % 64, id / 64);
     if (thread == 0) {
       store_wait_read<0>();
-      load_keys(in, shared, shared.step);
+      load_keys(in, shared, next);
     }
   }
   if (thread == 0) store_wait<0>();

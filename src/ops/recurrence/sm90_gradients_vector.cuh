@@ -32,7 +32,7 @@ struct __align__(1024) VectorGradientShared {
   float kept[4][kKey];                // <S, dS>, parts
   float4 near[kChunk / 2];            // of rows 2i, 2i + 1: B1 of both with themselves, B1 and B2 of the second with the first
   VectorFactors factors;
-  Step step;
+  Step steps[2];  // the one at hand and the next
   uint64_t rows_full, keys_full;
 };
 
