@@ -114,8 +114,8 @@ __device__ __forceinline__ void run_pairs(const VectorGradientShared &shared, Bl
 
 // Levels 1 to 3 of the rows of a block; reads, writes: flows by row from before the block and to behind it.
 template <Sm90Erase kErase>
-__device__ __forceinline__ void run_tree(const VectorGradientShared &shared, Block &of, const TreeDecays &tree, const float (&reads)[8],
-                                         const float (&writes)[8], int block, const Lane &lane) {
+__device__ __forceinline__ void run_tree(const VectorGradientShared &shared, Block &of, const TreeDecays &tree,
+                                         const float (&reads)[8], const float (&writes)[8], int block, const Lane &lane) {
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
   uint32_t b1[4], b1_turned[4], b2[4], b2_turned[4], flows[3][4];
   load_scores(b1, shared_address(shared.b1), block, block, lane.lane);
@@ -137,7 +137,8 @@ __device__ __forceinline__ void run_tree(const VectorGradientShared &shared, Blo
       const uint32_t a[4] = {pack_bf16(from_k[0], from_k[1]), pack_bf16(from_k[2], from_k[3]), pack_bf16(from_q[0], from_q[1]),
                              pack_bf16(from_q[2], from_q[3])};
       multiply_bf16(quad(of_q + 4 * half), a, b1[3 * half] & mask, 0u);
-      multiply_bf16(quad(of_k + 4 * half), a, kSolve ? (b2[3 * half] | b2_turned[3 * half]) & mask : 0u, b1_turned[3 * half] & mask);
+      const uint32_t of_both = kSolve ? (b2[3 * half] | b2_turned[3 * half]) & mask : 0u;
+      multiply_bf16(quad(of_k + 4 * half), a, of_both, b1_turned[3 * half] & mask);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

@@ -258,8 +258,8 @@ __device__ __forceinline__ void store_short_rows(const unsigned char *tiles, voi
 
 // The pairs whose decays the thread has put there.
 template <bool kWide>
-__device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, const VectorGradientShared &shared, const Chunk &chunk,
-                                                    int hv, int pair, int block) {
+__device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, const VectorGradientShared &shared,
+                                                    const Chunk &chunk, int hv, int pair, int block) {
   const Sm90Strides &s = in.dg_strides;
   const int64_t at = chunk.batch * s.batch + (chunk.start + 16 * block) * s.token + hv * s.head + 2 * pair;
 #pragma unroll
