@@ -112,6 +112,33 @@ __device__ inline void load_quad(const Row &row, int64_t i, int64_t n, float (&x
   from_quad_bits(load_quad_bits(row, i, n), row, i, n, x);
 }
 
+// Elements i to i + 4 * kQuads - 1 of a row of n, their loads under way together; those past its end are 0. i: a multiple of 4.
+// A load waits behind a branch for those before it, so that here a quad is whole or not loaded, of a type that is known.
+template <int kQuads>
+__device__ inline void load_quads(const Row &row, int64_t i, int64_t n, float (&x)[kQuads][4]) {
+  const int64_t left = n - i, whole = !row.is_packed ? 0 : left < 4 * kQuads ? left / 4 : kQuads;
+  const auto load = [&](fw_dtype dtype) {
+    const Row known = {row.data, dtype, row.offset + i, 1, true};
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      x[q][0] = x[q][1] = x[q][2] = x[q][3] = 0;
+      if (q < whole) load_quad(known, 4 * q, 4 * q + 4, x[q]);
+    }
+  };
+  if (row.dtype == FW_F32) {
+    load(FW_F32);
+  } else if (row.dtype == FW_BF16) {
+    load(FW_BF16);
+  } else {
+    load(FW_F16);
+  }
+  if (whole == kQuads || left <= 4 * whole) return;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) {
+    if (q >= whole && 4 * q < left) load_quad(row, i + 4 * q, n, x[q]);
+  }
+}
+
 __device__ inline void store_quad(const Row &row, int64_t i, int64_t n, const float (&x)[4]) {
   const int64_t at = row.offset + i * row.stride;
   if (row.is_packed && i + 4 <= n) {
