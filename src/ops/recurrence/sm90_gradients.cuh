@@ -136,14 +136,15 @@ __device__ __forceinline__ void store_rows(const float (&d)[64], unsigned char *
   }
 }
 
-// One warpgroup: dv = beta E, or E, of a chunk from two images; `factors` null without an erase.
+// kThreads threads: dv = beta E, or E, of a chunk from two images; `beta` null without an erase.
+template <int kThreads = 128>
 __device__ __forceinline__ void store_value_gradient(const GradientArguments &in, const unsigned char *e, const ByToken *beta,
                                                      const Chunk &chunk, int hv, int thread) {
   if (!in.dv) return;
   const Sm90Strides &s = in.dv_strides;
   __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(in.dv) + chunk.batch * s.batch + chunk.start * s.token + hv * s.head;
 #pragma unroll
-  for (int i = thread; i < kChunk * 16; i += 128) {
+  for (int i = thread; i < kChunk * 16; i += kThreads) {
     const int row = i / 16;
     uint4 four = *reinterpret_cast<const uint4 *>(e + i % 16 / 8 * kTileBytes + swizzled(row, i % 8 * 16));
     if (beta) {
