@@ -27,18 +27,17 @@
 namespace fw::sm90 {
 namespace {
 
-constexpr int kFlowPitch = 72;
-
 struct __align__(1024) GradientShared {
   unsigned char q[2 * kTileBytes], k[2 * kTileBytes];
   unsigned char d_o[2 * kTileBytes], written[2 * kTileBytes], e[2 * kTileBytes];
   unsigned char states[4 * kTileBytes], d_states[4 * kTileBytes];
   unsigned char b1[kTileBytes], b2[kTileBytes];
   unsigned char dq[2 * kTileBytes], dk[2 * kTileBytes];
-  float flows[kChunk * kFlowPitch];  // (m, j): what row m reads of what row j wrote, times its gradient
+  unsigned char ones[kTileBytes];  // (i, j): 1 for j < i
   Factors factors;
+  float crossed[4][kChunk];                             // flows inside the chunk that cross a row's decay, to each 16 rows
   float read_q[kChunk], read_k[kChunk], wrote[kChunk];  // of S by row, into the end by row
-  float later[kChunk], total[4];
+  float total[2][4];
   uint64_t keys_full, keys_empty, rows_full, rows_empty, states_full, states_empty;
   uint64_t scores_full, scores_empty, flows_full, flows_empty, tail;
 };
@@ -135,45 +134,35 @@ __device__ __forceinline__ void arrive_warp(uint64_t *barrier, int lane) {
   barrier_arrive_if(shared_address(barrier), lane == 0);
 }
 
-// Sums in warpgroup 1: flows that cross the decay of each row.
-__device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, GradientShared &shared, const Chunk &chunk, int hv,
-                                                    int thread) {
-  const int warp = thread / 32, lane = thread % 32, column = thread % kChunk, half = thread / kChunk;
-  float v[32], sum = half == 1 ? shared.wrote[column] : 0.0f;
+// One warp: dg from the flows that cross the decay of each row; total: those from before the chunk to behind it.
+__device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, const GradientShared &shared, float total,
+                                                    const Chunk &chunk, int hv, int lane) {
+  const auto read = [&](int row) { return shared.read_q[row] + shared.read_k[row]; };
+  // Reads of the state at and after each row, what earlier rows left in the end.
+  float read_low = read(lane), read_high = read(lane + 32);
+  const float wrote_low = shared.wrote[lane], wrote_high = shared.wrote[lane + 32];
+  float left_low = wrote_low, left_high = wrote_high;
 #pragma unroll
-  for (int i = 31; i >= 0; --i) v[i] = sum += shared.flows[(32 * half + i) * kFlowPitch + column];
-  if (half == 1) {
-    shared.later[column] = sum;
-  } else if (warp == 0) {  // reads of the state at and after each row, and the whole chunk's
-    float low = shared.read_q[lane] + shared.read_k[lane], high = shared.read_q[lane + 32] + shared.read_k[lane + 32];
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const float next = __shfl_down_sync(0xffffffffu, high, step), after = __shfl_down_sync(0xffffffffu, low, step);
-      if (lane + step < 32) high += next, low += after;
-    }
-    high += shared.total[0] + shared.total[1] + (shared.total[2] + shared.total[3]);
-    shared.read_q[lane + 32] = high;
-    shared.read_q[lane] = low + __shfl_sync(0xffffffffu, high, 0);
+  for (int step = 1; step < 32; step *= 2) {
+    const float high = __shfl_down_sync(0xffffffffu, read_high, step), low = __shfl_down_sync(0xffffffffu, read_low, step);
+    if (lane + step < 32) read_high += high, read_low += low;
+    const float left = __shfl_up_sync(0xffffffffu, left_low, step), right = __shfl_up_sync(0xffffffffu, left_high, step);
+    if (lane >= step) left_low += left, left_high += right;
   }
-  named_barrier(1, 128);
-  const float below = half == 0 ? shared.later[column] : 0.0f;
+  read_low += __shfl_sync(0xffffffffu, read_high, 0);
+  const float all_low = __shfl_sync(0xffffffffu, left_low, 31);
+  left_low = __shfl_up_sync(0xffffffffu, left_low, 1), left_high = __shfl_up_sync(0xffffffffu, left_high, 1);
+  if (lane == 0) left_low = left_high = 0.0f;
+  left_high += all_low;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) shared.flows[(32 * half + i) * kFlowPitch + column] = v[i] + below;
-  named_barrier(1, 128);
-  float mine = 0.0f;
-#pragma unroll 4
-  for (int r = 0; r < 16; ++r) {
-    const int row = 16 * warp + r;
-    const float *from = shared.flows + row * kFlowPitch + lane;
-    float x = (lane < row ? from[0] : 0.0f) + (lane + 32 < row ? from[32] : 0.0f);
-#pragma unroll
-    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-    if (lane == r) mine = x + shared.read_q[row];
-  }
-  const int row = 16 * warp + lane;
-  if (lane < 16 && row < chunk.rows) {
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane + 32 * half;
+    const float inside = shared.crossed[0][row] + shared.crossed[1][row] + (shared.crossed[2][row] + shared.crossed[3][row]);
+    const float mine = inside + (half == 1 ? left_high : left_low) + ((half == 1 ? read_high : read_low) + total);
     const Sm90Strides &s = in.dg_strides;
-    store_real(in.dg, in.g_type, chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head, mine);
+    if (row < chunk.rows) {
+      store_real(in.dg, in.g_type, chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head, mine);
+    }
   }
 }
 
@@ -187,13 +176,21 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
       const int hv = item.h * group + r;
       const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + item.slot;
       float total = 0.0f;
-      barrier_wait(shared_address(&shared.states_full), parity);
       if (kGated && in.dg) {
-#pragma unroll 1
+        DroppedBits bits = load_dropped(in.forward.dropped, index, 0, thread);
+        DroppedBits d_bits = load_dropped(in.reverse.dropped, index, 0, thread);
+        barrier_wait(shared_address(&shared.states_full), parity);
+#pragma unroll
         for (int rank = 0; rank < 2; ++rank) {
-          multiply_kept(shared.states, shared.d_states, in.forward.dropped, in.reverse.dropped, index, rank, thread,
-                        [&](int, float product) { total += product; });
+          float sums[4] = {};
+          multiply_kept(shared.states, shared.d_states, bits, d_bits, rank, thread, [&](int i, float product) { sums[i % 4] += product; });
+          total += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+          if (rank == 1) break;
+          bits = load_dropped(in.forward.dropped, index, 1, thread);
+          d_bits = load_dropped(in.reverse.dropped, index, 1, thread);
         }
+      } else {
+        barrier_wait(shared_address(&shared.states_full), parity);
       }
       arrive_warp(&shared.states_empty, lane);
       barrier_wait(shared_address(&shared.rows_full), parity);
@@ -203,11 +200,13 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
       if constexpr (kGated) {
         barrier_wait(shared_address(&shared.flows_full), parity);
         if (in.dg) {
+          float(&of_warps)[4] = shared.total[parity];
 #pragma unroll
           for (int step = 16; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
-          if (lane == 0) shared.total[thread / 32] = total;
+          if (lane == 0) of_warps[thread / 32] = total;
           named_barrier(1, 128);
-          store_gate_gradient(in, shared, item.chunk, hv, thread);
+          total = of_warps[0] + of_warps[1] + (of_warps[2] + of_warps[3]);
+          if (thread < 32) store_gate_gradient(in, shared, total, item.chunk, hv, lane);
         }
         arrive_warp(&shared.flows_empty, lane);
       }
@@ -215,15 +214,26 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
   });
 }
 
-// Products of scores and their gradients, stored or added.
-template <bool kAdds>
-__device__ __forceinline__ void store_flows(GradientShared &shared, const float (&d)[32], const float (&z)[32], int row, int t) {
+// Sums over the warp's 16 rows m of d[m][i] with m >= i, to one float a column i.
+__device__ __forceinline__ void sum_columns(const float (&d)[32], float *to, int warp, int lane) {
+  const int g = lane / 4, t = lane % 4, row0 = 16 * warp + g, row8 = row0 + 8;
+  float c[16];
 #pragma unroll
-  for (int i = 0; i < 32; i += 2) {
-    float2 *to = reinterpret_cast<float2 *>(shared.flows + (row + (i & 2) * 4) * kFlowPitch + i / 4 * 8 + 2 * t);
-    const float2 sum = kAdds ? *to : make_float2(0.0f, 0.0f);
-    *to = make_float2(fmaf(z[i], d[i], sum.x), fmaf(z[i + 1], d[i + 1], sum.y));
+  for (int i = 0; i < 16; ++i) {
+    const int column = i / 2 * 8 + 2 * t + i % 2, at = i / 2 * 4 + i % 2;
+    c[i] = (row0 >= column ? d[at] : 0.0f) + (row8 >= column ? d[at + 2] : 0.0f);
   }
+  // Lanes of the same columns share them out: after each step half as many sums, of twice as many rows.
+#pragma unroll
+  for (int count = 8; count >= 2; count /= 2) {
+    const bool upper = lane & 2 * count;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const float keep = upper ? c[count + i] : c[i], give = upper ? c[i] : c[count + i];
+      c[i] = keep + __shfl_xor_sync(0xffffffffu, give, 2 * count);
+    }
+  }
+  *reinterpret_cast<float2 *>(to + 8 * g + 2 * t) = make_float2(c[0], c[1]);
 }
 
 // d[tokens][keys] += scores keys, and with the scores turned.
@@ -251,6 +261,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
     for (int r = 0; r < group; ++r, parity ^= 1) {
       const int hv = item.h * group + r;
       float2 read = {};
+      [[maybe_unused]] float flows[kGated ? 32 : 1];  // (m, j): what row m reads of what row j wrote, times its gradient
       barrier_wait(shared_address(&shared.states_full), parity);
       barrier_wait(shared_address(&shared.rows_full), parity);
       {
@@ -283,15 +294,14 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
         barrier_wait(shared_address(&shared.scores_empty), parity ^ 1);
         store_image(d, shared_address(shared.b1), warp, lane);
         if constexpr (kGated) {
-          barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
           hold(z);
           product_fence();
           multiply_rows_of(z, shared.q, shared.k);
           product_commit();
           product_wait<0>();
           hold(z);
-          store_flows<false>(shared, d, z, row0, t);
-          if (t == 0) shared.read_q[row0] = read.x, shared.read_q[row8] = read.y;
+#pragma unroll
+          for (int i = 0; i < 32; ++i) flows[i] = z[i] * d[i];
         }
       }
       if constexpr (kSolve) {
@@ -313,18 +323,46 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
           product_commit();
           product_wait<0>();
           hold(z);
-          store_flows<true>(shared, d, z, row0, t);
+#pragma unroll
+          for (int i = 0; i < 32; ++i) flows[i] = fmaf(z[i], d[i], flows[i]);
         }
       }
       fence_async_shared();
       arrive_warp(&shared.rows_empty, lane);
       arrive_warp(&shared.scores_full, lane);
-      if constexpr (kGated) arrive_warp(&shared.flows_full, lane);
       barrier_wait(shared_address(&shared.scores_full), parity);  // the rows of the other warps
-      hold(dq);
-      product_fence();
-      add_scores(dq, shared.b1, shared.k);
-      product_commit();
+      if constexpr (kGated) {
+        // Flows summed over columns j < i by a product with ones, the flows as two bf16.
+        uint32_t high[4][4], low[4][4];
+        float sums[32];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          high[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
+          low[i / 4][i % 4] = pack_rest(flows[2 * i], flows[2 * i + 1], high[i / 4][i % 4]);
+        }
+        const uint64_t ones = rows_along_sum(shared_address(shared.ones));
+        hold(sums);
+        hold(dq);
+        product_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(sums, high[step], advance(ones, step * 32), step > 0);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(sums, low[step], advance(ones, step * 32), 1);
+        product_commit();
+        add_scores(dq, shared.b1, shared.k);
+        product_commit();
+        product_wait<1>();
+        hold(sums);
+        barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
+        sum_columns(sums, shared.crossed[warp], warp, lane);
+        if (t == 0) shared.read_q[row0] = read.x, shared.read_q[row8] = read.y;
+        arrive_warp(&shared.flows_full, lane);
+      } else {
+        hold(dq);
+        product_fence();
+        add_scores(dq, shared.b1, shared.k);
+        product_commit();
+      }
       product_wait<0>();
       hold(dq);
       arrive_warp(&shared.scores_empty, lane);
@@ -426,6 +464,13 @@ __global__ void __launch_bounds__(512, 1) gradients_kernel(const __grid_constant
     init(shared.flows_full, 8), init(shared.flows_empty, 4);
     init(shared.tail, 1);
     barrier_init_fence();
+  }
+  if constexpr (kGate == Sm90Gate::kScalar) {
+    const int row = threadIdx.x / 8, first = threadIdx.x % 8 * 8;
+    const auto pair = [&](int j) { return (j < row ? 0x3f80u : 0u) | (j + 1 < row ? 0x3f800000u : 0u); };
+    *reinterpret_cast<uint4 *>(shared.ones + swizzled(row, 2 * first)) =
+        make_uint4(pair(first), pair(first + 2), pair(first + 4), pair(first + 6));
+    fence_async_shared();
   }
   __syncthreads();
   launch_wait();

@@ -23,23 +23,23 @@ __device__ __forceinline__ void init_kept_barriers(KeptState &kept) {
   barrier_init(shared_address(&kept.rows_emptied), 1);
 }
 
-// Bits 8 to 15 of four floats: the first eight that bf16 drops; of a tie that is rounded down, to even, one less, so that their
-// sign says which way the float was rounded.
+// Of four floats the eight bits below their bf16: a float's bits plus what rounding to nearest even adds have the bf16 as upper
+// half, and below it these eight. Of a zero 128, so that it stays one.
 __device__ __forceinline__ uint32_t dropped_bits(const float *x) {
-  uint32_t word = 0;
+  uint32_t bits[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t bits = __float_as_uint(x[i]);
-    word |= ((bits + (bits >> 16 & 1u) - 1u) >> 8 & 255u) << (8 * i);
+    const uint32_t word = __float_as_uint(x[i]);
+    bits[i] = word + 0x7fffu + (x[i] == 0.0f ? 1u : word >> 16 & 1u);
   }
-  return word;
+  return __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
 }
 
-// A float of 24 bits from its bf16 (rounded to nearest, as the upper half of `high`) and its dropped bits; the middle of what
-// the bits below may have been.
-__device__ __forceinline__ float with_dropped(uint32_t high, uint32_t dropped, int i) {
-  const int32_t rest = static_cast<int32_t>(dropped << (24 - 8 * i)) >> 16 & ~255;
-  return high << 1 == 0 ? 0.0f : __uint_as_float(high + static_cast<uint32_t>(rest) + 0x80u);
+// Float i of four from a word with its bf16 in half i % 2 and the word of dropped bits; eight bits below, which are not known, are
+// as the eight above: no bias.
+__device__ __forceinline__ float with_dropped(uint32_t halves, uint32_t dropped, int i) {
+  const uint32_t select = (i % 2 ? 0x3200u : 0x1000u) | static_cast<uint32_t>(4 + i) << 4 | static_cast<uint32_t>(4 + i);
+  return __uint_as_float(__byte_perm(halves, dropped, select) - 0x7fffu);
 }
 
 // One warpgroup: its 64 value rows of a state, as first operands and as sums, to the place and to kept.dropped.
