@@ -34,6 +34,7 @@ struct __align__(1024) GradientShared {
   unsigned char b1[kTileBytes], b2[kTileBytes];
   unsigned char dq[2 * kTileBytes], dk[2 * kTileBytes];
   unsigned char ones[kTileBytes];  // (i, j): 1 for j < i
+  float4 flows[8][128];            // warpgroup 2: sums of a thread that do not fit in its registers
   Factors factors;
   float crossed[4][kChunk];                             // flows inside the chunk that cross a row's decay, to each 16 rows
   float read_q[kChunk], read_k[kChunk], wrote[kChunk];  // of S by row, into the end by row
@@ -180,10 +181,13 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
         DroppedBits bits = load_dropped(in.forward.dropped, index, 0, thread);
         DroppedBits d_bits = load_dropped(in.reverse.dropped, index, 0, thread);
         barrier_wait(shared_address(&shared.states_full), parity);
-#pragma unroll
+#pragma unroll 1
         for (int rank = 0; rank < 2; ++rank) {
           float sums[4] = {};
-          multiply_kept(shared.states, shared.d_states, bits, d_bits, rank, thread, [&](int i, float product) { sums[i % 4] += product; });
+          multiply_kept(shared.states, shared.d_states, bits, d_bits, rank, thread, [&](int i, float product) {
+            if (i % 16 == 0) hold(sums);  // loads of all words at once do not fit in registers
+            sums[i % 4] += product;
+          });
           total += (sums[0] + sums[1]) + (sums[2] + sums[3]);
           if (rank == 1) break;
           bits = load_dropped(in.forward.dropped, index, 1, thread);
@@ -261,7 +265,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
     for (int r = 0; r < group; ++r, parity ^= 1) {
       const int hv = item.h * group + r;
       float2 read = {};
-      [[maybe_unused]] float flows[kGated ? 32 : 1];  // (m, j): what row m reads of what row j wrote, times its gradient
+      [[maybe_unused]] float flows[32];  // (m, j): what row m reads of what row j wrote, times its gradient
       barrier_wait(shared_address(&shared.states_full), parity);
       barrier_wait(shared_address(&shared.rows_full), parity);
       {
@@ -300,8 +304,16 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
           product_commit();
           product_wait<0>();
           hold(z);
+          if constexpr (kSolve) {
 #pragma unroll
-          for (int i = 0; i < 32; ++i) flows[i] = z[i] * d[i];
+            for (int i = 0; i < 8; ++i) {
+              shared.flows[i][thread] = make_float4(z[4 * i] * d[4 * i], z[4 * i + 1] * d[4 * i + 1], z[4 * i + 2] * d[4 * i + 2],
+                                                    z[4 * i + 3] * d[4 * i + 3]);
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) flows[i] = z[i] * d[i];
+          }
         }
       }
       if constexpr (kSolve) {
@@ -324,45 +336,53 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
           product_wait<0>();
           hold(z);
 #pragma unroll
-          for (int i = 0; i < 32; ++i) flows[i] = fmaf(z[i], d[i], flows[i]);
+          for (int i = 0; i < 8; ++i) {
+            const float4 four = shared.flows[i][thread];
+            const float before[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) flows[4 * i + e] = fmaf(z[4 * i + e], d[4 * i + e], before[e]);
+          }
         }
       }
       fence_async_shared();
       arrive_warp(&shared.rows_empty, lane);
       arrive_warp(&shared.scores_full, lane);
-      barrier_wait(shared_address(&shared.scores_full), parity);  // the rows of the other warps
       if constexpr (kGated) {
         // Flows summed over columns j < i by a product with ones, the flows as two bf16.
-        uint32_t high[4][4], low[4][4];
+        uint32_t a[4][4];
         float sums[32];
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          high[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
-          low[i / 4][i % 4] = pack_rest(flows[2 * i], flows[2 * i + 1], high[i / 4][i % 4]);
+          a[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
+          flows[2 * i] -= low_bf16(a[i / 4][i % 4]), flows[2 * i + 1] -= high_bf16(a[i / 4][i % 4]);
         }
         const uint64_t ones = rows_along_sum(shared_address(shared.ones));
         hold(sums);
-        hold(dq);
         product_fence();
 #pragma unroll
-        for (int step = 0; step < 4; ++step) multiply_n64(sums, high[step], advance(ones, step * 32), step > 0);
+        for (int step = 0; step < 4; ++step) multiply_n64(sums, a[step], advance(ones, step * 32), step > 0);
+        product_commit();
+        product_wait<0>();
+        hold(sums);
 #pragma unroll
-        for (int step = 0; step < 4; ++step) multiply_n64(sums, low[step], advance(ones, step * 32), 1);
+        for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
+        hold(sums);
+        product_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(sums, a[step], advance(ones, step * 32), 1);
         product_commit();
-        add_scores(dq, shared.b1, shared.k);
-        product_commit();
-        product_wait<1>();
+        product_wait<0>();
         hold(sums);
         barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
         sum_columns(sums, shared.crossed[warp], warp, lane);
         if (t == 0) shared.read_q[row0] = read.x, shared.read_q[row8] = read.y;
         arrive_warp(&shared.flows_full, lane);
-      } else {
-        hold(dq);
-        product_fence();
-        add_scores(dq, shared.b1, shared.k);
-        product_commit();
       }
+      barrier_wait(shared_address(&shared.scores_full), parity);  // the rows of the other warps
+      hold(dq);
+      product_fence();
+      add_scores(dq, shared.b1, shared.k);
+      product_commit();
       product_wait<0>();
       hold(dq);
       arrive_warp(&shared.scores_empty, lane);
