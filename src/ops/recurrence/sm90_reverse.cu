@@ -98,13 +98,8 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
     float(&written)[32] = kScalar ? y : x;  // one sum where X needs no factor
     if constexpr (kScalar) hold(y);
     product_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) multiply_n64_free(written, a[step], advance(scores, step * 2048), !kScalar || step > 0);
-    if constexpr (kSolve) {
-      const uint64_t scores_low = advance(scores, kTileBytes);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64_free(written, a[step], advance(scores_low, step * 2048), 1);
-    }
+    multiply_lower_free(written, a, scores, !kScalar);
+    if constexpr (kSolve) multiply_lower_free(written, a, advance(scores, kTileBytes), 1);
     product_commit();
     if constexpr (kKeeps) keep_state(shared, in.kept, index, work.rank, sa, s, kept_parity, thread);
     __syncwarp();
@@ -158,12 +153,9 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
     if constexpr (kSolve) {  // E^T = dV'^T T
       const uint64_t solve = rows_along_free(shared_address(stage.solve), kTileBytes);
       const uint64_t solve_low = rows_along_free(shared_address(stage.solve_low), kTileBytes);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64_free(x, c[step], advance(solve, step * 2048), step > 0);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64_free(x, c[step], advance(solve_low, step * 2048), 1);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64_free(x, low[step], advance(solve, step * 2048), 1);
+      multiply_lower_free(x, c, solve, 0);
+      multiply_lower_free(x, c, solve_low, 1);
+      multiply_lower_free(x, low, solve, 1);
       product_commit();
     }
 #pragma unroll
