@@ -179,7 +179,10 @@ void run_sm90(fw_direction direction) {
         Random random(static_cast<uint64_t>(spec.seed));
         spec.K = random.chance(0.6) ? 128 : 8 * random.integer(1, 16), spec.V = random.chance(0.6) ? 128 : 8 * random.integer(1, 16);
         spec.T = pick(random, {1, 63, 64, 65, 130, 200, 257, 515});
-        if (regime == kHold && row.op != FW_OP_BY_AXES) spec.B = spec.H = spec.group = 1, spec.T = 1100;  // two segments without a pack
+        if (regime == kHold && row.op != FW_OP_BY_AXES) {
+          spec.B = spec.H = spec.group = 1;
+          spec.T = row.op % 3 == 1 || row.op == FW_OP_KDA ? 3700 : 1100;  // the longer ones in segments, without a pack
+        }
         if (is_short()) spec.B = spec.H = 1, spec.group = 1 + row.op % 2, spec.T = pick(random, {17, 64, 130});
         if (spec.T < 8) spec.tail = 0;
         spec.state_dtype = FW_F32, spec.o_dtype = FW_NONE, spec.gate_dtype = random.chance(0.3) && regime != kHold ? FW_BF16 : FW_F32;

@@ -157,12 +157,15 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
       hold(x);
       product_fence();
       const uint64_t solve_low = rows_along_sum(shared_address(stage.solve_low));
-      multiply_lower(x, a, solve, 0);
-      multiply_lower(x, a, solve_low, 1);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve, step * 32), step > 0);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) multiply_n64(x, a[step], advance(solve_low, step * 32), 1);
 #pragma unroll
       for (int i = 0; i < 16; ++i) low[i / 4][i % 4] = pack_rest(w[2 * i], w[2 * i + 1], a[i / 4][i % 4]);
       product_fence();
-      multiply_lower(x, low, solve, 1);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) multiply_n64(x, low[step], advance(solve, step * 32), 1);
       product_commit();
     }
     float rest[16], scale_decay[16];
@@ -234,10 +237,14 @@ __device__ __forceinline__ void run_chain(const ScanArguments &in, Shared &share
       turn ^= 1;
       hold(o);
       product_fence();
-      multiply_lower(o, a, scores, 1);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) multiply_n64(o, a[step], advance(scores, step * 32), 1);
       if constexpr (kSolve) {
-        multiply_lower(o, low, scores, 1);
-        multiply_lower(o, a, advance(scores, kTileBytes), 1);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(o, low[step], advance(scores, step * 32), 1);
+        const uint64_t scores_low = advance(scores, kTileBytes);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(o, a[step], advance(scores_low, step * 32), 1);
       }
       product_commit();
       barrier_wait(shared_address(&shared.o_emptied), emit_parity);

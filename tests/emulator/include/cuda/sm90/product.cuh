@@ -142,20 +142,9 @@ inline void multiply_n128_free_turned(float (&d)[64], uint64_t a, uint64_t b, in
 
 // With a lower triangle: the columns that 16 of the summed index reach.
 template <int kStep>
-void multiply_n64_from(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
-  GroupProduct p = {d + 8 * kStep, a, 0, b, add};
-  emulator::warpgroup_meet("multiply_n64_from", &p, issue_product<64 - 16 * kStep, false>);
-}
-template <int kStep>
 void multiply_n64_free_to(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
   GroupProduct p = {d, a, 0, b, add};
   emulator::warpgroup_meet("multiply_n64_free_to", &p, issue_product<16 + 16 * kStep, true>);
-}
-inline void multiply_lower(float (&d)[32], const uint32_t (&a)[4][4], uint64_t b, int add) {
-  multiply_n64_from<0>(d, a[0], b, add);
-  multiply_n64_from<1>(d, a[1], advance(b, 32 + 2048), 1);
-  multiply_n64_from<2>(d, a[2], advance(b, 64 + 4096), 1);
-  multiply_n64_from<3>(d, a[3], advance(b, 96 + 6144), 1);
 }
 inline void multiply_lower_free(float (&d)[32], const uint32_t (&a)[4][4], uint64_t b, int add) {
   multiply_n64_free_to<3>(d, a[3], advance(b, 6144), add);
