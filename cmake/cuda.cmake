@@ -41,32 +41,56 @@ else()
   message(STATUS "CUDA backend: off (${FW_CUDA_WHY_NOT})")
 endif()
 
-# One object library an architecture list; their objects join the shared library and the tests' archive.
-function(fw_add_cuda_library name architectures)
+# One object library an architecture list; their objects join a library, the shared one and the tests' archive.
+function(fw_add_cuda_objects name architectures)
   set(CMAKE_CXX_STANDARD 17) # taken for CUDA too; CMake 3.25 knows no later one of nvcc
   add_library(${name} OBJECT ${ARGN})
-  target_include_directories(${name} PRIVATE include src)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}"
                                            CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden)
   target_compile_definitions(${name} PRIVATE FW_HAVE_CUDA)
-  target_sources(fastweight PRIVATE $<TARGET_OBJECTS:${name}>)
 endfunction()
 
-# The same sources by the host's compiler, on the emulated device of tests/emulator, linked into everything that the tests use.
+# Kernels by the host's compiler, for the emulated device of tests/emulator.
+function(fw_add_emulated_objects name)
+  set(kernels ${ARGN})
+  list(FILTER kernels INCLUDE REGEX "\\.cu$")
+  set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++;-include;cuda_runtime.h") # as nvcc includes it
+  set(emulator ${PROJECT_SOURCE_DIR}/tests/emulator)
+  add_library(${name} OBJECT ${ARGN})
+  # pragmas of nvcc: gcc does not know them, clang says where it does not unroll
+  target_compile_options(${name} PRIVATE -O2 -Wno-unknown-pragmas -Wno-unused-function -Wno-sign-compare
+                                         $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
+  target_include_directories(${name} BEFORE PUBLIC ${emulator}/include ${emulator})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_compile_definitions(${name} PUBLIC FW_HAVE_CUDA)
+endfunction()
+
+# Kernels of a library that stands on the shared one, and a CUDA runtime of its own. Nothing without CUDA. On the emulated
+# device: the shared library's, whose emulator is visible there.
+function(fw_add_kernels_to target)
+  if(NOT FW_HAVE_CUDA)
+    return()
+  endif()
+  target_compile_definitions(${target} PRIVATE FW_HAVE_CUDA)
+  if(FASTWEIGHT_CUDA STREQUAL "EMULATED")
+    fw_add_emulated_objects(${target}_cuda ${ARGN})
+  else()
+    fw_add_cuda_objects(${target}_cuda "${FASTWEIGHT_CUDA_ARCHITECTURES}" ${ARGN})
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  endif()
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_cuda>)
+endfunction()
+
+# The library's kernels on the emulated device, linked into everything that the tests use.
 function(fw_add_emulated_kernels)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS src/cuda/*.cu src/ops/*.cu)
-  set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++;-include;cuda_runtime.h") # as nvcc includes it
   set(emulator ${PROJECT_SOURCE_DIR}/tests/emulator)
-  add_library(fw_cuda_emulated OBJECT ${sources} ${emulator}/emulator.cpp ${emulator}/runtime.cpp)
-  # pragmas of nvcc: gcc does not know them, clang says where it does not unroll
-  target_compile_options(fw_cuda_emulated PRIVATE -O2 -Wno-unknown-pragmas -Wno-unused-function -Wno-sign-compare
-                                                  $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
+  fw_add_emulated_objects(fw_cuda_emulated ${sources} ${emulator}/emulator.cpp ${emulator}/runtime.cpp)
+  set_target_properties(fw_cuda_emulated PROPERTIES CXX_VISIBILITY_PRESET default)
   target_link_libraries(fw_cuda_emulated PUBLIC Boost::context)
-  foreach(target fw_cuda_emulated fastweight_objects)
-    target_include_directories(${target} BEFORE PUBLIC ${emulator}/include ${emulator})
-    target_include_directories(${target} PRIVATE include src)
-    target_compile_definitions(${target} PUBLIC FW_HAVE_CUDA)
-  endforeach()
+  target_include_directories(fastweight_objects BEFORE PUBLIC ${emulator}/include ${emulator})
+  target_compile_definitions(fastweight_objects PUBLIC FW_HAVE_CUDA)
   target_sources(fastweight PRIVATE $<TARGET_OBJECTS:fw_cuda_emulated>)
   target_link_libraries(fastweight PRIVATE Boost::context)
 endfunction()
@@ -76,9 +100,11 @@ function(fw_add_cuda_kernels)
   set(sm90 ${sources})
   list(FILTER sm90 INCLUDE REGEX "/sm90_[^/]*$")
   list(FILTER sources EXCLUDE REGEX "/sm90_[^/]*$")
-  fw_add_cuda_library(fw_cuda_portable "${FASTWEIGHT_CUDA_ARCHITECTURES}" ${sources})
+  fw_add_cuda_objects(fw_cuda_portable "${FASTWEIGHT_CUDA_ARCHITECTURES}" ${sources})
+  target_sources(fastweight PRIVATE $<TARGET_OBJECTS:fw_cuda_portable>)
   if(sm90)
-    fw_add_cuda_library(fw_cuda_sm90 "90a-real" ${sm90})
+    fw_add_cuda_objects(fw_cuda_sm90 "90a-real" ${sm90})
+    target_sources(fastweight PRIVATE $<TARGET_OBJECTS:fw_cuda_sm90>)
   endif()
   target_compile_definitions(fastweight_objects PUBLIC FW_HAVE_CUDA)
   target_include_directories(fastweight_objects PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Includes point one way: include <- core <- cpu, cuda <- ops/X (never another op) <- api; model and cli use the public headers.
+"""Includes point one way: include <- core <- cpu, cuda <- ops/X (never another op) <- api; model and cli use the public headers (model's kernels cuda::launch).
 
 Inside src/ an own header is named by its path from src/ ("core/status.hpp"), a public one by "fastweight/...". A library
 file that loops over a braced list includes <initializer_list>, or a container that does: newer standard libraries no longer
@@ -37,7 +37,7 @@ def allowed_prefixes(path):
         if layer == "api":
             return ("fastweight/", "core/", "cpu/", "cuda/", "ops/", "api/")
         if layer == "model":
-            return ("fastweight/", "model/")
+            return ("fastweight/", "model/", "cuda/launch.cuh") if path.name.startswith("cuda_") else ("fastweight/", "model/")
         if layer == "cli":
             return ("fastweight/", "model/", "cli/")
         return ()

@@ -17,7 +17,7 @@ namespace {
 using model::text;
 
 Json bench_model(fw_context *context, const BenchOptions &o) {
-  const std::shared_ptr<const model::Model> model = model::Model::load(find_model(o.model));
+  const std::shared_ptr<const model::Model> model = model::Model::load(find_model(o.model), model::device_named(o.device));
   model::Session session(model, context);
   const std::string line = "It was the best of times, it was the worst of times. ";
   std::vector<uint8_t> tokens(1, 0);
@@ -29,11 +29,12 @@ Json bench_model(fw_context *context, const BenchOptions &o) {
     for (int i = 0; i < kSteps; ++i) session.step(static_cast<uint8_t>(line[static_cast<size_t>(i) % line.size()]));
   });
   Json out;
-  out.add("folder", model->folder()).add("parameters", model->n_parameters());
+  out.add("folder", model->folder()).add("device", model->device().name).add("parameters", model->n_parameters());
   out.add("prefill_tokens_per_second", static_cast<double>(tokens.size()) / prefill);
   out.add("decode_tokens_per_second", kSteps / decode).add("workspace_bytes", session.workspace_bytes());
   if (!o.is_json) {
-    print("model %s, %lld parameters\n", model->folder().c_str(), static_cast<long long>(model->n_parameters()));
+    print("model %s, %lld parameters, on %s\n", model->folder().c_str(), static_cast<long long>(model->n_parameters()),
+          model->device().name);
     print("  prefill %9.1f tokens/s (%zu tokens)\n  decode  %9.1f tokens/s (after %zu tokens)\n",
           static_cast<double>(tokens.size()) / prefill, tokens.size(), kSteps / decode, tokens.size());
   }
@@ -88,6 +89,9 @@ fw_op row_named(const std::string &name) {
 }  // namespace
 
 int run_bench(const BenchOptions &o) {
+  if (model::device_kind_named(o.device) == FW_DEVICE_CUDA && !o.is_model_only) {
+    throw model::Error("--device cuda times the model only: give --model-only too");
+  }
   const Context context = make_context(o.threads);
   Json out;
   out.add("version", fw_version()).add("cpu_level", fw_context_cpu_level(context.get()));

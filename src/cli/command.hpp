@@ -18,7 +18,7 @@ namespace fw::cli {
 enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kInterrupted = 130 };
 
 struct CommonOptions {
-  std::string model;
+  std::string model, device = "cpu";
   int32_t threads = 0;
   bool is_json = false;
 };
@@ -53,7 +53,7 @@ struct BenchOptions : CommonOptions {
 };
 
 struct ExplainOptions : CommonOptions {
-  std::string op, dtype = "f32", direction = "forward", device = "cpu";
+  std::string op, dtype = "f32", direction = "forward";
   CaseSize size;
 };
 

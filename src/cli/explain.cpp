@@ -5,6 +5,7 @@
 #include "cli/command.hpp"
 #include "cli/json_text.hpp"
 #include "cli/operator_case.hpp"
+#include "model/device.hpp"
 
 namespace fw::cli {
 namespace {
@@ -18,18 +19,12 @@ std::string explanation(fw_context *context, const fw_recurrence &desc, fw_direc
   return out;
 }
 
-fw_device device_named(const std::string &name) {
-  if (name == "cpu") return FW_DEVICE_CPU;
-  if (name == "cuda") return FW_DEVICE_CUDA;
-  FW_MODEL_FAIL("device is %s, allowed cpu and cuda", model::quote(name).c_str());
-}
-
 }  // namespace
 
 int run_explain(const ExplainOptions &o) {
   const fw_dtype dtype = dtype_named(o.dtype);
   const fw_direction direction = direction_named(o.direction);
-  const fw_device device = device_named(o.device);
+  const fw_device device = model::device_kind_named(o.device);
   const Context context = make_context(o.threads);
   const fw_op first = o.op.empty() ? 1 : op_named(o.op), last = o.op.empty() ? FW_OP_COUNT - 1 : first;
   const CaseSize &z = o.size;

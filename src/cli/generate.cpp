@@ -124,7 +124,8 @@ void print_json_result(const Outcome &r, const Session &session, const model::Sa
   const bool is_utf8 = model::find_invalid_utf8(r.written) == std::string::npos;
   const model::SamplerSettings &settings = sampler.settings();
   Json out;
-  out.add("model", session.model().folder()).add("seed", settings.seed).add("temperature", settings.temperature);
+  out.add("model", session.model().folder()).add("device", session.model().device().name);
+  out.add("seed", settings.seed).add("temperature", settings.temperature);
   out.add("top_p", settings.top_p).add("prompt_bytes", prompt_bytes).add("text", r.written).add("is_utf8", is_utf8);
   if (!is_utf8) out.add("hex", model::hex(bytes_of(r.written)));
   out.add("stop", r.stop).add("prefill", r.prefill.json()).add("decode", r.decode.json());
@@ -175,7 +176,7 @@ void decode(Session &session, model::Sampler &sampler, int32_t &pending, const G
 
 int run_generate(const GenerateOptions &o) {
   const std::string folder = find_model(o.model);
-  const std::shared_ptr<const model::Model> model = model::Model::load(folder);
+  const std::shared_ptr<const model::Model> model = model::Model::load(folder, model::device_named(o.device));
   bool is_own = false;
   const std::optional<std::string> prompt = read_prompt(o, is_own);
   const Context context = make_context(o.threads);

@@ -26,16 +26,6 @@ std::string operator_names() {
   return out;
 }
 
-// Without the last line's end.
-std::string cuda_devices() {
-  uint64_t needed = 0;
-  model::check(fw_cuda_devices(nullptr, 0, &needed));
-  std::string out(needed, '\0');
-  model::check(fw_cuda_devices(out.data(), needed, nullptr));
-  out.resize(needed > 1 ? needed - 2 : 0);
-  return out;
-}
-
 std::vector<std::string> lines_of(const std::string &text) {
   std::vector<std::string> out;
   for (size_t at = 0; at < text.size();) {
@@ -62,7 +52,7 @@ int run_info(const CommonOptions &o) {
     Json out;
     out.add("version", fw_version()).add("cpu_level", fw_context_cpu_level(context.get()));
     out.add("threads", fw_context_n_threads(context.get()));
-    out.add("cuda", lines_of(cuda_devices()));
+    out.add("cuda", lines_of(model::cuda_devices()));
     std::vector<std::string> operators;
     for (fw_op op = 1; op < FW_OP_COUNT; ++op) operators.push_back(fw_op_name(op));
     out.add("operators", operators);
@@ -86,7 +76,7 @@ int run_info(const CommonOptions &o) {
   }
   print("fastweight %s, instruction set level %s, %d threads\n", fw_version(), fw_context_cpu_level(context.get()),
         fw_context_n_threads(context.get()));
-  for (const std::string &line : lines_of(cuda_devices())) print("CUDA: %s\n", line.c_str());
+  for (const std::string &line : lines_of(model::cuda_devices())) print("CUDA: %s\n", line.c_str());
   print("operators: %s\n", operator_names().c_str());
   if (!model) {
     print("%s\n", why.c_str());

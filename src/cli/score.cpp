@@ -74,7 +74,7 @@ void show_progress(const model::Scorer &scorer, uint64_t total, double seconds) 
 
 int run_score(const ScoreOptions &o) {
   Input input(o.file);
-  const std::shared_ptr<const model::Model> model = model::Model::load(find_model(o.model));
+  const std::shared_ptr<const model::Model> model = model::Model::load(find_model(o.model), model::device_named(o.device));
   const Context context = make_context(o.threads);
   model::Session session(model, context.get());
   model::Scorer scorer(session);

@@ -7,6 +7,7 @@
 #include "cli/json_text.hpp"
 #include "cli/operator_case.hpp"
 #include "model/golden.hpp"
+#include "model/sampler.hpp"
 
 namespace fw::cli {
 namespace {
@@ -114,8 +115,41 @@ std::vector<uint8_t> sample_tokens(int64_t piece) {
   return {out.begin(), out.end()};
 }
 
-void verify_model(fw_context *context, const std::string &folder, Report &report) {
-  const std::shared_ptr<const model::Model> model = model::Model::load(folder);
+constexpr const char *kPrompts[] = {"It was a quiet morning, and Elizabeth walked alone", "The function returns a list of ",
+                                    "In the beginning"};
+constexpr int kPromptBytes = 200;
+
+std::string greedy_text(Session &session, const std::string &prompt) {
+  model::Sampler sampler({1, 0, 1}, 0);
+  std::string out;
+  session.reset();
+  session.prefill(std::vector<uint8_t>(prompt.begin(), prompt.end()));
+  while (out.size() < kPromptBytes) {
+    out += static_cast<char>(sampler.draw(session.logits()));
+    session.step(static_cast<uint8_t>(out.back()));
+  }
+  return out;
+}
+
+// A model on another device against the same on the CPU, prefill and steps.
+void verify_against_cpu(fw_context *context, Session &session, std::span<const uint8_t> tokens, Report &report) {
+  Session cpu(model::Model::load(session.model().folder()), context);
+  const std::string name = session.model().device().name;
+  report.at_most("prefill on " + name + " = on cpu",
+                 model::largest_difference(model::logits_of_prefill(session, tokens), model::logits_of_prefill(cpu, tokens)),
+                 kLogitTolerance);
+  report.at_most("steps on " + name + " = on cpu",
+                 model::largest_difference(model::logits_of_steps(session, tokens), model::logits_of_steps(cpu, tokens)),
+                 kLogitTolerance);
+  for (const char *prompt : kPrompts) {
+    const std::string start(1, '\0');
+    const bool is_same = greedy_text(session, start + prompt) == greedy_text(cpu, start + prompt);
+    report.holds(text("greedy text, \"%.12s...\"", prompt), is_same, text("%d bytes as on cpu", kPromptBytes));
+  }
+}
+
+void verify_model(fw_context *context, const std::string &folder, const model::Device &device, Report &report) {
+  const std::shared_ptr<const model::Model> model = model::Model::load(folder, device);
   report.value("config.json sha256", model::hex(model->config_digest()));
   report.value("model.safetensors sha256", model::hex(model->weights_digest()));
   Session session(model, context), other(model, context);
@@ -138,6 +172,7 @@ void verify_model(fw_context *context, const std::string &folder, Report &report
   other.restore(saved);
   other.prefill(all.subspan(piece), collect);
   report.holds("split and saved = in one, to the bit", split == whole, text("%zu bytes of state", saved.size()));
+  if (device.kind != FW_DEVICE_CPU) verify_against_cpu(context, session, tokens, report);
 
   const std::optional<model::Golden> golden = model::load_golden(*model);
   if (!golden) {
@@ -155,13 +190,16 @@ void verify_model(fw_context *context, const std::string &folder, Report &report
 }  // namespace
 
 int run_verify(const VerifyOptions &o) {
+  const model::Device &device = model::device_named(o.device);
+  const bool is_on_cpu = device.kind == FW_DEVICE_CPU;
+  if (o.is_operators_only && !is_on_cpu) throw model::Error("--device cuda verifies the model only: leave --operators out");
   const Context context = make_context(o.threads);
   Report report(o.is_json);
   report.value("fastweight", text("%s, level %s, %d threads", fw_version(), fw_context_cpu_level(context.get()),
                                   fw_context_n_threads(context.get())));
   const std::string folder = o.is_operators_only ? std::string() : find_model(o.model);
-  verify_operators(context.get(), report);
-  if (!folder.empty()) verify_model(context.get(), folder, report);
+  if (is_on_cpu) verify_operators(context.get(), report);
+  if (!folder.empty()) verify_model(context.get(), folder, device, report);
   return report.finish();
 }
 

@@ -1,47 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// A zero-filled block of memory on a 64-byte boundary. Pages that nobody touches stay unbacked, so that an attention
-// ring costs what has been written into it.
+// A zero-filled block of a device's memory on a 64-byte boundary.
 #pragma once
 #include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <new>
 #include <utility>
+
+#include "model/device.hpp"
 
 namespace fw::model {
 
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(uint64_t bytes) : bytes_(bytes) {
-    if (bytes == 0) return;
-    if (bytes > SIZE_MAX - kAlign) throw std::bad_alloc();
-    block_ = calloc(1, static_cast<size_t>(bytes) + kAlign);
-    if (!block_) throw std::bad_alloc();
+  explicit Buffer(uint64_t bytes, const Device &device = host_device())
+      : device_(&device), data_(bytes > 0 ? device.allocate(bytes) : nullptr), bytes_(bytes) {}
+  static Buffer floats(int64_t count, const Device &device = host_device()) {
+    return Buffer(static_cast<uint64_t>(count) * sizeof(float), device);
   }
-  static Buffer floats(int64_t count) { return Buffer(static_cast<uint64_t>(count) * sizeof(float)); }
   Buffer(Buffer &&other) noexcept { *this = std::move(other); }
   Buffer &operator=(Buffer &&other) noexcept {
-    std::swap(block_, other.block_);
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~Buffer() { free(block_); }
-
-  uint8_t *data() const {
-    const uintptr_t start = reinterpret_cast<uintptr_t>(block_);
-    return reinterpret_cast<uint8_t *>((start + kAlign - 1) / kAlign * kAlign);
+  ~Buffer() {
+    if (data_) device_->release(data_);
   }
-  float *f32() const { return reinterpret_cast<float *>(data()); }
+
+  uint8_t *data() const { return static_cast<uint8_t *>(data_); }
+  float *f32() const { return static_cast<float *>(data_); }
   uint64_t size() const { return bytes_; }
-  void clear() const {
-    if (bytes_) memset(data(), 0, static_cast<size_t>(bytes_));
+  void clear(void *stream = nullptr) const {
+    if (data_) device_->clear(data_, bytes_, stream);
   }
 
  private:
-  static constexpr size_t kAlign = 64;
-  void *block_ = nullptr;
+  const Device *device_ = nullptr;
+  void *data_ = nullptr;
   uint64_t bytes_ = 0;
 };
 

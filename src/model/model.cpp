@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <map>
 #include <set>
 
 #include "model/error.hpp"
@@ -172,7 +173,7 @@ class WeightBinder {
   std::set<std::string> used_;
 };
 
-std::shared_ptr<const Model> Model::load(const std::string &folder) {
+std::shared_ptr<const Model> Model::load(const std::string &folder, const Device &device) {
   struct stat facts;
   if (stat(folder.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode)) {
     FW_MODEL_FAIL("model %s is not a folder with config.json and model.safetensors", quote(folder).c_str());
@@ -184,6 +185,7 @@ std::shared_ptr<const Model> Model::load(const std::string &folder) {
   model->mapped_ = MappedFile(folder + "/model.safetensors");
   model->weights_ = model->mapped_.bytes();
   model->bind();
+  if (&device != model->device_) model->move_to(device);
   return model;
 }
 
@@ -194,6 +196,32 @@ std::shared_ptr<const Model> Model::from_memory(std::string config, std::span<co
   model->weights_ = weights;
   model->bind();
   return model;
+}
+
+// Tensors that share their memory on the host share it there too. The file stays mapped, for its digest.
+void Model::move_to(const Device &device) {
+  std::vector<fw_tensor *> tensors = {&embed_, &norm_, &head_};
+  for (Block &b : blocks_) {
+    for (fw_tensor *t : {&b.mixer_norm, &b.mlp_norm, &b.in, &b.out, &b.gate_up, &b.down, &b.conv, &b.a_log, &b.dt_bias,
+                         &b.o_norm}) {
+      if (t->dtype != FW_NONE) tensors.push_back(t);
+    }
+  }
+  std::vector<Buffer> there;
+  std::map<void *, void *> moved;
+  for (fw_tensor *t : tensors) {
+    const auto [place, is_first] = moved.try_emplace(t->data);
+    if (is_first) {
+      uint64_t bytes = t->dtype == FW_BF16 ? sizeof(uint16_t) : sizeof(float);
+      for (int32_t i = 0; i < t->ndim; ++i) bytes *= static_cast<uint64_t>(t->shape[i]);
+      there.emplace_back(bytes, device);
+      place->second = there.back().data();
+      device.write(place->second, t->data, bytes, nullptr);
+    }
+    t->data = place->second;
+  }
+  owned_ = std::move(there);
+  device_ = &device;
 }
 
 void Model::bind() { WeightBinder(*this, Safetensors::parse(weights_, "model.safetensors")).bind(); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model folder, read once and never changed: any number of sessions on any threads may share it. Matrices keep
-// their stored type; those that read the same input are stacked into one, so that a layer is few calls. Vectors are
-// fp32.
+// A model folder, read once and never changed: any number of sessions on any threads may share it. Its tensors lie on one
+// device, where its sessions run. Matrices keep their stored type; those that read the same input are stacked into one, so
+// that a layer is few calls. Vectors are fp32.
 #pragma once
 #include <memory>
 #include <span>
@@ -29,12 +29,13 @@ struct Block {
 
 class Model {
  public:
-  // Reads config.json and model.safetensors. Throws Error.
-  static std::shared_ptr<const Model> load(const std::string &folder);
+  // Reads config.json and model.safetensors. `device` outlives the model. Throws Error.
+  static std::shared_ptr<const Model> load(const std::string &folder, const Device &device = host_device());
   // The same from the contents of the two files; `weights` must outlive the model.
   static std::shared_ptr<const Model> from_memory(std::string config, std::span<const uint8_t> weights);
 
   const Config &config() const { return config_; }
+  const Device &device() const { return *device_; }
   const std::string &folder() const { return folder_; }
   const std::vector<Block> &blocks() const { return blocks_; }
   const fw_tensor &embed() const { return embed_; }  // [vocab_size, d_model]
@@ -51,7 +52,9 @@ class Model {
   friend class WeightBinder;
   Model() = default;
   void bind();
+  void move_to(const Device &device);
 
+  const Device *device_ = &host_device();
   std::string folder_, config_text_;
   Config config_;
   MappedFile mapped_;

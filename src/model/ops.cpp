@@ -6,16 +6,31 @@
 #include "model/error.hpp"
 
 namespace fw::model {
-namespace {
+
+fw_tensor view(float *data, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) {
+  fw_tensor t = {};
+  t.data = data;
+  t.dtype = FW_F32;
+  t.ndim = static_cast<int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), t.shape);
+  std::copy(strides.begin(), strides.end(), t.strides);
+  return t;
+}
+
+fw_tensor rows_view(float *data, int64_t rows, int64_t cols, int64_t row_stride) {
+  return view(data, {rows, cols}, {row_stride, 1});
+}
 
 template <class Desc>
-Desc described() {
+Desc Ops::described() const {
   Desc desc = {};
   desc.struct_size = sizeof desc;
+  desc.device = device_.kind;
+  desc.stream = stream_;
   return desc;
 }
 
-fw_recurrence delta_desc(const DeltaCall &call) {
+fw_recurrence Ops::delta_desc(const DeltaCall &call) const {
   fw_recurrence d = described<fw_recurrence>();
   d.op = FW_OP_GATED_DELTA_RULE;
   d.qk_norm = FW_QK_NORM_L2;
@@ -32,31 +47,15 @@ fw_recurrence delta_desc(const DeltaCall &call) {
   return d;
 }
 
-fw_recurrence delta_prefill_desc(const DeltaCall &call) {
+fw_recurrence Ops::delta_prefill_desc(const DeltaCall &call) const {
   fw_recurrence d = delta_desc(call);
   d.initial_state = call.initial;
   d.final_state = call.final;
   return d;
 }
 
-}  // namespace
-
-fw_tensor view(float *data, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) {
-  fw_tensor t = {};
-  t.data = data;
-  t.dtype = FW_F32;
-  t.ndim = static_cast<int32_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), t.shape);
-  std::copy(strides.begin(), strides.end(), t.strides);
-  return t;
-}
-
-fw_tensor rows_view(float *data, int64_t rows, int64_t cols, int64_t row_stride) {
-  return view(data, {rows, cols}, {row_stride, 1});
-}
-
 void Ops::allocate_workspace() {
-  workspace_ = Buffer(needed_);
+  workspace_ = Buffer(needed_, device_);
   measuring_ = false;
 }
 
@@ -164,6 +163,25 @@ void Ops::attention(const fw_tensor &q, const fw_tensor &k, const fw_tensor &v, 
   d.v_cache = v_cache;
   d.cache_lengths = fw_dense(length, FW_I64, 1, &one);
   call(d, FW_STEP, fw_attention_workspace_size, fw_attention_step);
+}
+
+
+void Ops::embed(const fw_tensor &table, const Input *input, const fw_tensor &x) {
+  if (measuring_) return;
+  device_.embed({table.data, table.dtype == FW_BF16, x.shape[1], input, static_cast<float *>(x.data)}, x.shape[0],
+                x.shape[1], stream_);
+}
+
+void Ops::add(const fw_tensor &x, const fw_tensor &y) {
+  if (measuring_) return;
+  device_.add({static_cast<float *>(x.data), static_cast<const float *>(y.data), x.shape[1]}, x.shape[0], x.shape[1],
+              stream_);
+}
+
+void Ops::multiply(const fw_tensor &x, const fw_tensor &times) {
+  if (measuring_) return;
+  device_.multiply({static_cast<float *>(x.data), static_cast<const float *>(times.data), x.shape[1], times.strides[0]},
+                   x.shape[0], x.shape[1], stream_);
 }
 
 }  // namespace fw::model

@@ -2,21 +2,20 @@
 // Plan of a block, T tokens at a time, everything fp32 but the stored matrices:
 //   h = norm(x) [T,d]; wide = h in^T [T,in_dim]; mixer: wide -> gated or mixed [T,out_dim]; x += (that) out^T
 //   h = norm(x) [T,d]; wide = h gate_up^T [T,2*mlp_hidden]; gated = silu(gate) * up; x += gated down^T
-// Buffers are sized for piece_ tokens, once.
+// Buffers are sized for piece_ tokens, once. All of it is put on the session's stream; the host waits for logits alone. A
+// step is the same work every time (tokens and position are read on the device), so a device that can keeps it.
 #include "model/session.hpp"
 
 #include <string.h>
 
 #include <algorithm>
+#include <new>
 
 #include "model/error.hpp"
 
 namespace fw::model {
 namespace {
 
-// at 256 tokens a matrix product of a 10 M parameter model is bound by arithmetic, and activations still fit a 2 MB
-// cache
-constexpr int64_t kPieceTokens = 256;
 constexpr int64_t kMaxPosition = int64_t{1} << 53;
 
 int64_t widest(const Config &c, int64_t delta, int64_t attention, int64_t mlp) {
@@ -24,10 +23,6 @@ int64_t widest(const Config &c, int64_t delta, int64_t attention, int64_t mlp) {
   if (c.has(LayerKind::kGatedDeltaRule)) n = std::max(n, delta);
   if (c.has(LayerKind::kSlidingAttention) || c.has(LayerKind::kFullAttention)) n = std::max(n, attention);
   return n;
-}
-
-void add_into(float *x, const float *y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] += y[i];
 }
 
 constexpr uint64_t kFloat = sizeof(float);
@@ -51,33 +46,40 @@ StateBytes state_bytes(const Config &c) {
   return bytes;
 }
 
-Session::Session(std::shared_ptr<const Model> model, fw_context *context) : model_(std::move(model)), ops_(context) {
+Session::Session(std::shared_ptr<const Model> model, fw_context *context)
+    : model_(std::move(model)),
+      device_(model_->device()),
+      stream_(device_.open_stream()),
+      ops_(context, device_, stream_.get()) {
   const Config &c = model_->config();
   const DeltaShape &d = c.delta;
   const AttentionShape &a = c.attention;
+  const auto floats = [&](int64_t count) { return Buffer::floats(count, device_); };
   try {
     for (const LayerKind kind : c.layers) {
       LayerState state;
       if (kind == LayerKind::kGatedDeltaRule) {
         for (int side = 0; side < 2; ++side) {
-          state.recurrent[side] = Buffer::floats(d.n_value_heads * d.head_k_dim * d.head_v_dim);
-          state.conv[side] = Buffer::floats(d.conv_dim() * (d.conv_size - 1));
+          state.recurrent[side] = floats(d.n_value_heads * d.head_k_dim * d.head_v_dim);
+          state.conv[side] = floats(d.conv_dim() * (d.conv_size - 1));
         }
       } else {
-        state.k = Buffer::floats(c.capacity(kind) * a.kv_dim());
-        state.v = Buffer::floats(c.capacity(kind) * a.kv_dim());
+        state.k = floats(c.capacity(kind) * a.kv_dim());
+        state.v = floats(c.capacity(kind) * a.kv_dim());
       }
       layers_.push_back(std::move(state));
     }
     piece_ = kPieceTokens;
-    x_ = Buffer::floats(piece_ * c.d_model);
-    h_ = Buffer::floats(piece_ * c.d_model);
-    wide_ = Buffer::floats(piece_ * widest(c, d.in_dim(), a.in_dim(), 2 * c.mlp_hidden));
-    conv_out_ = Buffer::floats(piece_ * d.conv_dim());
-    mixed_ = Buffer::floats(piece_ * widest(c, d.v_dim(), a.q_dim(), 0));
-    gated_ = Buffer::floats(piece_ * widest(c, d.v_dim(), 0, c.mlp_hidden));
-    logits_ = Buffer::floats(piece_ * c.vocab_size);
-    last_logits_ = Buffer::floats(c.vocab_size);
+    input_ = Buffer(sizeof(Input), device_);
+    x_ = floats(piece_ * c.d_model);
+    h_ = floats(piece_ * c.d_model);
+    wide_ = floats(piece_ * widest(c, d.in_dim(), a.in_dim(), 2 * c.mlp_hidden));
+    conv_out_ = floats(piece_ * d.conv_dim());
+    mixed_ = floats(piece_ * widest(c, d.v_dim(), a.q_dim(), 0));
+    gated_ = floats(piece_ * widest(c, d.v_dim(), 0, c.mlp_hidden));
+    logits_ = floats(piece_ * c.vocab_size);
+    rows_.resize(static_cast<size_t>(piece_ * c.vocab_size));
+    last_logits_.resize(static_cast<size_t>(c.vocab_size));
     measure();
   } catch (const std::bad_alloc &) {
     const StateBytes bytes = state_bytes(c);
@@ -112,8 +114,7 @@ void Session::measure() {
 
 uint64_t Session::workspace_bytes() const {
   uint64_t bytes = ops_.workspace_bytes();
-  for (const Buffer *b : {&x_, &h_, &wide_, &conv_out_, &mixed_, &gated_, &logits_, &last_logits_})
-    bytes += b->size();
+  for (const Buffer *b : {&input_, &x_, &h_, &wide_, &conv_out_, &mixed_, &gated_, &logits_}) bytes += b->size();
   for (const LayerState &layer : layers_) bytes += layer.recurrent[1].size() + layer.conv[1].size();
   return bytes;
 }
@@ -122,56 +123,72 @@ void Session::reset() {
   position_ = 0;
   has_logits_ = false;
   for (LayerState &layer : layers_) {
-    layer.recurrent[side_].clear();
-    layer.conv[side_].clear();
+    layer.recurrent[side_].clear(stream_.get());
+    layer.conv[side_].clear(stream_.get());
   }
 }
 
 void Session::prefill(std::span<const uint8_t> tokens, const LogitsSink &sink) {
+  // a call that fails half way leaves layers at different tokens: no logits until the next reset
+  if (!tokens.empty()) has_logits_ = false;
   while (!tokens.empty()) {
     if (tokens[0] == 0) reset();
     // a zero byte starts a document, so it starts a piece
     const auto stop = std::find(tokens.begin() + 1, tokens.end(), 0);
-    const size_t T = std::min<size_t>(static_cast<size_t>(stop - tokens.begin()), static_cast<size_t>(piece_));
-    read_piece(tokens.data(), static_cast<int64_t>(T), false, static_cast<bool>(sink));
-    if (sink) sink({logits_.f32(), T * static_cast<size_t>(vocab())});
-    tokens = tokens.subspan(T);
+    const size_t n = std::min<size_t>(static_cast<size_t>(stop - tokens.begin()), static_cast<size_t>(piece_));
+    const int64_t T = static_cast<int64_t>(n);
+    set_input(tokens.data(), T);
+    run_blocks(T, false);
+    side_ ^= 1;
+    position_ += T;
+    tokens = tokens.subspan(n);
+    if (sink) {
+      run_head(0, T);
+      const std::span<float> rows = std::span(rows_).first(n * static_cast<size_t>(vocab()));
+      read_logits(rows);
+      sink(rows);
+      if (tokens.empty()) std::copy(rows.end() - vocab(), rows.end(), last_logits_.begin());
+    } else if (tokens.empty()) {
+      run_head(T - 1, 1);
+      read_logits(last_logits_);
+    }
+    has_logits_ = tokens.empty();
   }
 }
 
 void Session::step(uint8_t token) {
   if (token == 0) reset();
-  read_piece(&token, 1, true, false);
-}
-
-void Session::read_piece(const uint8_t *tokens, int64_t T, bool is_step, bool all_logits) {
-  // a call that fails half way leaves layers at different tokens: no logits until the next reset
   has_logits_ = false;
-  embed(tokens, T);
-  for (size_t i = 0; i < layers_.size(); ++i) run_block(i, T, is_step);
-  if (!is_step) side_ ^= 1;
-  position_ += T;
-  const int64_t first = all_logits ? 0 : T - 1;
-  run_head(first, T - first);
-  memcpy(last_logits_.f32(), logits_.f32() + (T - first - 1) * vocab(), static_cast<size_t>(vocab()) * sizeof(float));
+  set_input(&token, 1);
+  const auto work = [&] {
+    run_blocks(1, true);
+    run_head(0, 1);
+  };
+  Recording &kept = recordings_[side_];
+  // a first run loads what it needs, which cannot be recorded
+  if (kept.has_run && !kept.steps) kept.steps = device_.record(work, stream_.get());
+  if (kept.steps) {
+    device_.replay(kept.steps.get(), stream_.get());
+  } else {
+    work();
+  }
+  kept.has_run = true;
+  position_ += 1;
+  read_logits(last_logits_);
   has_logits_ = true;
 }
 
-void Session::embed(const uint8_t *tokens, int64_t T) {
-  const fw_tensor &table = model_->embed();
-  const int64_t d = table.shape[1];
-  for (int64_t t = 0; t < T; ++t) {
-    float *row = x_.f32() + t * d;
-    if (table.dtype == FW_F32) {
-      memcpy(row, static_cast<const float *>(table.data) + tokens[t] * d, static_cast<size_t>(d) * sizeof(float));
-      continue;
-    }
-    const uint16_t *stored = static_cast<const uint16_t *>(table.data) + tokens[t] * d;
-    for (int64_t i = 0; i < d; ++i) {
-      const uint32_t bits = static_cast<uint32_t>(stored[i]) << 16;
-      memcpy(row + i, &bits, sizeof bits);
-    }
-  }
+void Session::set_input(const uint8_t *tokens, int64_t T) {
+  Input input = {};
+  input.position = position_;
+  memcpy(input.tokens, tokens, static_cast<size_t>(T));
+  device_.set_input(reinterpret_cast<Input *>(input_.data()), input, stream_.get());
+}
+
+void Session::run_blocks(int64_t T, bool is_step) {
+  const int64_t d = model_->config().d_model;
+  ops_.embed(model_->embed(), reinterpret_cast<const Input *>(input_.data()), rows_view(x_.f32(), T, d, d));
+  for (size_t i = 0; i < layers_.size(); ++i) run_block(i, T, is_step);
 }
 
 void Session::run_block(size_t i, int64_t T, bool is_step) {
@@ -189,11 +206,11 @@ void Session::run_block(size_t i, int64_t T, bool is_step) {
   }
   const int64_t out_dim = block.out.shape[1];
   ops_.linear(rows_view(is_delta ? gated_.f32() : mixed_.f32(), T, out_dim, out_dim), block.out, h);
-  if (!ops_.measuring()) add_into(x_.f32(), h_.f32(), T * d);
+  ops_.add(x, h);
   ops_.rms_norm(x, block.mlp_norm, c.norm_eps, h);
   mlp(block, T);
   ops_.linear(rows_view(gated_.f32(), T, c.mlp_hidden, c.mlp_hidden), block.down, h);
-  if (!ops_.measuring()) add_into(x_.f32(), h_.f32(), T * d);
+  ops_.add(x, h);
 }
 
 DeltaCall Session::delta_call(const Block &block, const LayerState &state, int64_t T, bool is_step) const {
@@ -265,7 +282,8 @@ void Session::mix_attention(const Block &block, LayerState &state, int64_t T) {
   const fw_tensor o = view(mixed_.f32(), {1, T, s.n_heads, D}, {T * s.q_dim(), s.q_dim(), D, 1});
   const int64_t window = block.kind == LayerKind::kSlidingAttention ? s.window : 0;
   ops_.attention(heads(0, s.n_heads), heads(s.q_dim(), s.n_kv_heads), heads(s.q_dim() + s.kv_dim(), s.n_kv_heads),
-                 ring(state.k), ring(state.v), &position_, window, s.rope_theta, o);
+                 ring(state.k), ring(state.v), &reinterpret_cast<Input *>(input_.data())->position, window, s.rope_theta,
+                 o);
 }
 
 // h [T, d_model] -> gated [T, mlp_hidden].
@@ -273,13 +291,9 @@ void Session::mlp(const Block &block, int64_t T) {
   const Config &c = model_->config();
   const int64_t d = c.d_model, n = c.mlp_hidden;
   ops_.linear(rows_view(h_.f32(), T, d, d), block.gate_up, rows_view(wide_.f32(), T, 2 * n, 2 * n));
-  ops_.silu(rows_view(wide_.f32(), T, n, 2 * n), rows_view(gated_.f32(), T, n, n));
-  if (ops_.measuring()) return;
-  for (int64_t t = 0; t < T; ++t) {
-    const float *up = wide_.f32() + (2 * t + 1) * n;
-    float *row = gated_.f32() + t * n;
-    for (int64_t i = 0; i < n; ++i) row[i] *= up[i];
-  }
+  const fw_tensor gated = rows_view(gated_.f32(), T, n, n);
+  ops_.silu(rows_view(wide_.f32(), T, n, 2 * n), gated);
+  ops_.multiply(gated, rows_view(wide_.f32() + n, T, n, 2 * n));
 }
 
 // Logits of rows [first, first + rows) of x into the first rows of logits_.
@@ -291,11 +305,14 @@ void Session::run_head(int64_t first, int64_t rows) {
   ops_.linear(h, model_->head(), rows_view(logits_.f32(), rows, c.vocab_size, c.vocab_size));
 }
 
-// Every run of bytes that makes up the state, in a fixed order; a ring as far as it has been written.
+void Session::read_logits(std::span<float> to) const {
+  device_.read(to.data(), logits_.data(), to.size_bytes(), stream_.get());
+}
+
+// Every run of bytes of the device that makes up the state, in a fixed order; a ring as far as it has been written.
 template <class Visit>
 void Session::visit_state(Visit &&visit) const {
   const Config &c = model_->config();
-  visit(last_logits_.data(), last_logits_.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
     const LayerState &layer = layers_[i];
     if (c.layers[i] == LayerKind::kGatedDeltaRule) {
@@ -314,10 +331,15 @@ std::vector<uint8_t> Session::save() const {
   if (!has_logits_) throw Error("save: the session has read no token");
   std::vector<uint8_t> out(sizeof position_);
   memcpy(out.data(), &position_, sizeof position_);
-  visit_state([&](const uint8_t *data, uint64_t bytes) {
+  const auto append = [&](uint64_t bytes) {
     const size_t at = out.size();  // vector::insert here trips a bounds warning of gcc 12
     out.resize(at + bytes);
-    if (bytes > 0) memcpy(out.data() + at, data, bytes);
+    return out.data() + at;
+  };
+  const uint64_t logits_bytes = std::span(last_logits_).size_bytes();
+  memcpy(append(logits_bytes), last_logits_.data(), logits_bytes);
+  visit_state([&](const uint8_t *data, uint64_t bytes) {
+    if (bytes > 0) device_.read(append(bytes), data, bytes, stream_.get());
   });
   return out;
 }
@@ -330,7 +352,8 @@ void Session::restore(std::span<const uint8_t> saved) {
   }
   reset();
   position_ = position;
-  uint64_t expected = sizeof position;
+  const uint64_t logits_bytes = std::span(last_logits_).size_bytes();
+  uint64_t expected = sizeof position + logits_bytes;
   visit_state([&](const uint8_t *, uint64_t bytes) { expected += bytes; });
   if (saved.size() != expected) {
     reset();
@@ -338,8 +361,10 @@ void Session::restore(std::span<const uint8_t> saved) {
                   saved.size(), static_cast<unsigned long long>(expected), static_cast<long long>(position));
   }
   const uint8_t *at = saved.data() + sizeof position;
+  memcpy(last_logits_.data(), at, logits_bytes);
+  at += logits_bytes;
   visit_state([&](uint8_t *data, uint64_t bytes) {
-    if (bytes > 0) memcpy(data, at, static_cast<size_t>(bytes));
+    if (bytes > 0) device_.write(data, at, bytes, stream_.get());
     at += bytes;
   });
   has_logits_ = true;

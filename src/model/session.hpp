@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // One reader of a model: its recurrent states, convolution states and attention rings, and the workspace of its
-// calls. Memory is fixed when the session is made, whatever the number of tokens. A session is used by one thread at
-// a time.
+// calls, on the model's device; tokens go there, logits come back. Memory is fixed when the session is made, whatever the
+// number of tokens. A session is used by one thread at a time.
 #pragma once
 #include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "model/device.hpp"
 #include "model/model.hpp"
 #include "model/ops.hpp"
 
@@ -43,12 +44,12 @@ class Session {
   // Reads one token through the step forms.
   void step(uint8_t token);
 
-  std::span<const float> logits() const { return {last_logits_.f32(), static_cast<size_t>(vocab())}; }
+  std::span<const float> logits() const { return last_logits_; }
   bool has_logits() const { return has_logits_; }
   int64_t position() const { return position_; }  // tokens of the current document read so far
   int64_t piece_tokens() const { return piece_; }
   const Model &model() const { return *model_; }
-  uint64_t workspace_bytes() const;  // activations and scratch, on top of the state
+  uint64_t workspace_bytes() const;  // activations and scratch on the device, on top of the state
 
   // The state, exact to the bit. restore expects the size that save wrote for this model and throws Error otherwise.
   std::vector<uint8_t> save() const;
@@ -60,27 +61,38 @@ class Session {
     Buffer k, v;                   // [1,capacity,n_kv_heads,head_dim]
   };
 
+  // A step that the device has kept, for one side of the states.
+  struct Recording {
+    bool has_run = false;
+    Handle steps;
+  };
+
   int64_t vocab() const { return model_->config().vocab_size; }
-  void read_piece(const uint8_t *tokens, int64_t T, bool is_step, bool all_logits);
+  void set_input(const uint8_t *tokens, int64_t T);
+  void run_blocks(int64_t T, bool is_step);
   void run_block(size_t i, int64_t T, bool is_step);
   DeltaCall delta_call(const Block &block, const LayerState &state, int64_t T, bool is_step) const;
   void mix_delta(const Block &block, LayerState &state, int64_t T, bool is_step);
   void mix_attention(const Block &block, LayerState &state, int64_t T);
   void mlp(const Block &block, int64_t T);
   void run_head(int64_t first, int64_t rows);
-  void embed(const uint8_t *tokens, int64_t T);
+  void read_logits(std::span<float> to) const;  // the first rows of logits_
   void measure();
   template <class Visit>
   void visit_state(Visit &&visit) const;
 
   std::shared_ptr<const Model> model_;
+  const Device &device_;
+  Handle stream_;
   Ops ops_;
   int64_t piece_ = 0;
   int64_t position_ = 0;
   int side_ = 0;
   bool has_logits_ = false;
   std::vector<LayerState> layers_;
-  Buffer x_, h_, wide_, conv_out_, mixed_, gated_, logits_, last_logits_;
+  Buffer input_, x_, h_, wide_, conv_out_, mixed_, gated_, logits_;
+  std::vector<float> rows_, last_logits_;  // on the host: of a piece, and after the last token
+  Recording recordings_[2];
 };
 
 }  // namespace fw::model

@@ -150,6 +150,33 @@ class Commands(program.ProgramTest):
         self.assertRegex(out.decode(), r"norm, RMS, gated +backward +cpu_\w+ +\S+ +\S+ +\S+ +\S+ +- +\S+ % of copy\n")
         self.assertNotIn("gdn2", out.decode())
 
+    def test_devices(self):
+        found = json.loads(self.call("info", "--json")[0])["cuda"]
+        text = self.path("for_devices", b"A document.\x00")
+        commands = (["generate", "Hello", "--tokens", "9", "--temperature", "0", "--quiet"], ["score", text, "--json"], ["verify"],
+                    ["bench", "--model-only", "--seconds", "0.01", "--json"])
+        for command in commands:
+            self.assertEqual(self.refused(*command, "--device", "tpu"),
+                             f'fastweight {command[0]}: device is "tpu", allowed cpu and cuda')
+            if found[0].startswith("none"):
+                self.assertEqual(self.refused(*command, "--device", "cuda"),
+                                 f"fastweight {command[0]}: device is cuda, but there is {found[0]}")
+                continue
+            out, _ = self.call(*command, "--device", "cuda")
+            if command[0] == "generate":
+                self.assertEqual(out, self.call(*command)[0])
+            if command[0] == "score":
+                self.assertAlmostEqual(json.loads(out)["bits"], json.loads(self.call(*command)[0])["bits"], places=3)
+            if command[0] == "verify":
+                self.assertRegex(out.decode(), r"\n8 ok, 0 failed, 1 not run\n$")
+            if command[0] == "bench":
+                self.assertEqual(json.loads(out)["model"]["device"], "cuda")
+        self.assertEqual(self.refused("bench", "--device", "cuda"),
+                         "fastweight bench: --device cuda times the model only: give --model-only too")
+        if not found[0].startswith("none"):
+            self.assertEqual(self.refused("verify", "--device", "cuda", "--operators"),
+                             "fastweight verify: --device cuda verifies the model only: leave --operators out")
+
     def test_info(self):
         result = json.loads(self.call("info", "--json", "--threads", "2")[0])
         self.assertEqual(result["threads"], 2)

@@ -43,6 +43,9 @@ struct Launched {
 };
 void run(const Launched &how, const std::function<void()> &body);
 
+// Keeps `work` for the graph and returns true where the stream (a cudaStream_t) is being captured.
+bool is_captured(const void *stream, const std::function<void()> &work);
+
 // ---- what a group of threads does together ----
 
 // Every thread of the group calls; the last to come runs act(items), items[i] from the i-th thread of the group, and all go on.

@@ -7,6 +7,7 @@ namespace {
 
 std::mutex lock;
 std::map<const char *, size_t> allocations;  // start, bytes
+std::map<const void *, std::vector<std::function<void()>>> captures;  // by stream
 
 CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base, const cuuint64_t *sizes,
                 const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps, CUtensorMapInterleave,
@@ -36,7 +37,22 @@ CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, voi
 
 }  // namespace
 
+struct CUgraph_st {
+  std::vector<std::function<void()>> work;
+};
+struct CUgraphExec_st {
+  std::vector<std::function<void()>> work;
+};
+
 namespace fw::emulator {
+
+bool is_captured(const void *stream, const std::function<void()> &work) {
+  const std::lock_guard<std::mutex> held(lock);
+  const auto found = captures.find(stream);
+  if (found == captures.end()) return false;
+  found->second.push_back(work);
+  return true;
+}
 
 uint32_t box_bytes(const CUtensorMap &map) {
   uint32_t bytes = map.element_bytes;
@@ -118,14 +134,20 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind)
   memcpy(to, from, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-  return cudaMemcpy(to, from, bytes, kind);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  const auto work = [=] { cudaMemcpy(to, from, bytes, kind); };
+  if (!fw::emulator::is_captured(stream, work)) work();
+  return cudaSuccess;
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) {
   memset(to, value, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t) { return cudaMemset(to, value, bytes); }
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+  const auto work = [=] { cudaMemset(to, value, bytes); };
+  if (!fw::emulator::is_captured(stream, work)) work();
+  return cudaSuccess;
+}
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *found, const void *pointer) {
   const std::lock_guard<std::mutex> held(lock);
   *found = {cudaMemoryTypeUnregistered, 0};
@@ -145,6 +167,34 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  const std::lock_guard<std::mutex> held(lock);
+  return stream && captures.try_emplace(stream).second ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+  const std::lock_guard<std::mutex> held(lock);
+  const auto found = captures.find(stream);
+  if (found == captures.end()) return cudaErrorInvalidValue;
+  *graph = new CUgraph_st{std::move(found->second)};
+  captures.erase(found);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long) {
+  *made = new CUgraphExec_st{graph->work};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+  for (const std::function<void()> &work : graph->work) work();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **entry, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult *found) {
   const bool is_known = strcmp(name, "cuTensorMapEncodeTiled") == 0;

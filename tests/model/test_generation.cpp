@@ -9,6 +9,7 @@
 #include "model/golden.hpp"
 #include "model/scorer.hpp"
 #include "model/state_file.hpp"
+#include "model_device.hpp"
 #include "model_files.hpp"
 #include "plain_network.hpp"
 #include "refusals.hpp"
@@ -29,7 +30,7 @@ struct Generation : ::testing::Test {
   void SetUp() override {
     ASSERT_EQ(fw_context_create(nullptr, &context), FW_OK);
     model_files::write_model(folder.path / "m", shape, tensors);
-    model = Model::load(folder / "m");
+    model = Model::load(folder / "m", test_device());
   }
   void TearDown() override { fw_context_destroy(context); }
 
@@ -87,7 +88,7 @@ TEST_F(Generation, AStateFileThatIsNotOursIsRefused) {
 
   model_files::write_file(folder.path / "s", good);
   model_files::write_model(folder.path / "n", shape, model_files::random_tensors(shape, 32));
-  Session foreign(Model::load(folder / "n"), context);
+  Session foreign(Model::load(folder / "n", test_device()), context);
   EXPECT_NE(refusal([&] { load_state_file(folder / "s", foreign); }).find(" was saved with another model ("),
             std::string::npos);
   EXPECT_EQ(refusal([&] { load_state_file(folder / "absent", session); }),

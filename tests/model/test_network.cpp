@@ -10,6 +10,7 @@
 #include "model/golden.hpp"
 #include "model/model.hpp"
 #include "model/session.hpp"
+#include "model_device.hpp"
 #include "model_files.hpp"
 #include "plain_network.hpp"
 #include "refusals.hpp"
@@ -109,7 +110,7 @@ struct Network : ::testing::TestWithParam<size_t> {
 
   void SetUp() override {
     model_files::write_model(folder.path, c.shape, tensors, c.pad);
-    model = Model::load(folder.path.string());
+    model = Model::load(folder.path.string(), test_device());
   }
 };
 
@@ -234,7 +235,7 @@ TEST(Model, CountsParametersAndHashesFiles) {
   const Shape shape;
   const Tensors tensors = model_files::random_tensors(shape, 1);
   model_files::write_model(folder.path, shape, tensors);
-  const std::shared_ptr<const Model> model = Model::load(folder.path.string());
+  const std::shared_ptr<const Model> model = Model::load(folder.path.string(), test_device());
   int64_t n = 0;
   for (const auto &[name, tensor] : tensors) n += static_cast<int64_t>(tensor.values.size());
   EXPECT_EQ(model->n_parameters(), n);
@@ -254,7 +255,7 @@ TEST(Model, MixedTypesInOneGroupAreWidened) {
   for (float &value : tensors["embed.weight"].values) value += 1e-4f;
   model_files::write_model(folder.path, shape, tensors);
   const ContextHolder context(1);
-  Session session(Model::load(folder.path.string()), context.context);
+  Session session(Model::load(folder.path.string(), test_device()), context.context);
   const std::vector<uint8_t> tokens = tokens_of(60, 3);
   EXPECT_LT(largest_difference(logits_of_prefill(session, tokens), plain_logits(shape, tensors, tokens)), kTolerance);
 }
@@ -263,7 +264,7 @@ TEST(Session, RefusesASavedStateThatDoesNotFit) {
   TempFolder folder;
   model_files::write_model(folder.path, Shape(), model_files::random_tensors(Shape(), 1));
   const ContextHolder context(1);
-  Session session(Model::load(folder.path.string()), context.context);
+  Session session(Model::load(folder.path.string(), test_device()), context.context);
   EXPECT_EQ(refusal([&] { session.save(); }), "save: the session has read no token");
   EXPECT_EQ(refusal([&] { session.restore({}); }), "restore: the saved position is 0, allowed 1 to 2^53");
   session.prefill(tokens_of(5, 1));
@@ -282,7 +283,7 @@ TEST(FieldReports, Field064TwoKeyHeadsAndSixValueHeads) {
   shape.n_heads = 2, shape.n_value_heads = 6;
   const Tensors tensors = model_files::random_tensors(shape, 64);
   model_files::write_model(folder.path, shape, tensors);
-  const std::shared_ptr<const Model> model = Model::load(folder.path.string());
+  const std::shared_ptr<const Model> model = Model::load(folder.path.string(), test_device());
   ContextHolder two{2};
   Session session(model, two.context);
   const std::vector<uint8_t> tokens = tokens_of(100, 64);
@@ -298,7 +299,7 @@ TEST(FieldReports, Field065LongGreedyGenerationIsTheReferences) {
   const Shape shape;
   const Tensors tensors = model_files::random_tensors(shape, 65);
   model_files::write_model(folder.path, shape, tensors);
-  const std::shared_ptr<const Model> model = Model::load(folder.path.string());
+  const std::shared_ptr<const Model> model = Model::load(folder.path.string(), test_device());
   ContextHolder one{1};
   Session session(model, one.context);
   plain::Network network(shape, tensors);

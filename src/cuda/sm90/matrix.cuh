@@ -37,6 +37,16 @@ __device__ __forceinline__ void store_tiles(uint32_t address, uint32_t a, uint32
                : "memory");
 }
 
+// A word of shared memory.
+__device__ __forceinline__ uint32_t load_word(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_word(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
 // Two floats as bf16, the first in the low half, rounded to nearest even.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instructions on one number on sm_90a.
+// Instructions on one number, or on a pair of bf16, on sm_90a.
 #pragma once
 #include <stdint.h>
 
@@ -17,6 +17,16 @@ __device__ __forceinline__ float one_over(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// Of two pairs of bf16 the larger magnitudes, NaN if one is, and whether both of a pair of magnitudes are finite.
+__device__ __forceinline__ uint32_t larger_pair(uint32_t magnitudes, uint32_t pair) {
+  uint32_t larger;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(magnitudes), "r"(pair & 0x7fff7fffu));
+  return larger;
+}
+__device__ __forceinline__ bool is_finite_pair(uint32_t magnitudes) {
+  return (((magnitudes & 0x7fff7fffu) + 0x00800080u) & 0x80008000u) == 0;
 }
 
 // Keep the compiler from moving uses or values made of this number across this point.

@@ -81,6 +81,21 @@ __device__ __forceinline__ void multiply_parts(float (&d)[64], const uint32_t (&
   hold(d);
 }
 
+// d[64x64] (+)= (high + low) times the image at `second`.
+__device__ __forceinline__ void multiply_parts(float (&d)[32], const uint32_t (&high)[4][4], const uint32_t (&low)[4][4],
+                                               uint32_t second, int add) {
+  const uint64_t b = rows_along_free(second, kTileBytes);
+  hold(d);
+  product_fence();
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_n64_free(d, high[step], advance(b, step * 2048), add || step > 0);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_n64_free(d, low[step], advance(b, step * 2048), 1);
+  product_commit();
+  product_wait<0>();
+  hold(d);
+}
+
 // d[64x64] (+)= (high + low) times the sum of the image at `second` and the one behind it, but for low times low.
 __device__ __forceinline__ void multiply_both_parts(float (&d)[32], const uint32_t (&high)[4][4], const uint32_t (&low)[4][4],
                                                     uint32_t second, int add) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stand-in for the CUDA runtime: the words of CUDA C++ that the library's kernels use, and the functions that its host code and
 // the tests call, on the emulated device (emulator.hpp). One device of compute capability 9.0; its memory is the host's, marked
-// as the device's by its address; every stream is in order and finished when a call returns.
+// as the device's by its address; every stream is in order and finished when a call returns; a graph is
+// the list of what was captured.
 #pragma once
 #include <math.h>
 #include <stdint.h>

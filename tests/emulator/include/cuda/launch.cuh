@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulator's file for src/cuda/launch.cuh: a launch runs the kernel at once.
+// The emulator's file for src/cuda/launch.cuh: a launch runs the kernel at once, or when the graph runs that it is captured for.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -18,7 +18,9 @@ template <class... Parameters, class... Arguments>
 cudaError_t launch(const Launch &how, void (*kernel)(Parameters...), const Arguments &...arguments) {
   const emulator::Launched launched = {__PRETTY_FUNCTION__, {how.grid.x, how.grid.y, how.grid.z}, how.threads,
                                        static_cast<size_t>(how.shared_bytes), how.cluster};
-  emulator::run(launched, [&] { kernel(static_cast<Parameters>(arguments)...); });
+  const auto body = [kernel, ... values = arguments] { kernel(static_cast<Parameters>(values)...); };
+  const auto work = [launched, body] { emulator::run(launched, body); };
+  if (!emulator::is_captured(how.stream, work)) work();
   return cudaSuccess;
 }
 

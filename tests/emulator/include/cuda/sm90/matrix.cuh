@@ -50,6 +50,13 @@ inline void store_tiles(uint32_t address, uint32_t a, uint32_t b, uint32_t c, ui
   move_tiles("store_tiles", {address, {&a, &b, &c, &d}, false, false});
 }
 
+inline uint32_t load_word(uint32_t address) {
+  return *reinterpret_cast<uint32_t *>(emulator::shared_at(address, 4, "load_word"));
+}
+inline void store_word(uint32_t address, uint32_t value) {
+  *reinterpret_cast<uint32_t *>(emulator::shared_at(address, 4, "store_word")) = value;
+}
+
 inline uint32_t pack_bf16(float low, float high) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(low)) |
          static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
