@@ -34,8 +34,9 @@ struct __align__(1024) GradientShared {
   unsigned char b1[kTileBytes], b2[kTileBytes];
   unsigned char dq[2 * kTileBytes], dk[2 * kTileBytes];
   unsigned char ones[kTileBytes];  // (i, j): 1 for j < i
+  float4 flows[8][128];            // warpgroup 2: sums of a thread that do not fit in its registers
   Factors factors;
-  float crossed[2][4][kChunk];  // flows inside the chunk that cross a row's decay: by q and by k, to each 16 rows
+  float crossed[4][kChunk];                             // flows inside the chunk that cross a row's decay, to each 16 rows
   float read_q[kChunk], read_k[kChunk], wrote[kChunk];  // of S by row, into the end by row
   float total[2][4];
   uint64_t keys_full, keys_empty, rows_full, rows_empty, states_full, states_empty;
@@ -135,7 +136,6 @@ __device__ __forceinline__ void arrive_warp(uint64_t *barrier, int lane) {
 }
 
 // One warp: dg from the flows that cross the decay of each row; total: those from before the chunk to behind it.
-template <bool kSolve>
 __device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, const GradientShared &shared, float total,
                                                     const Chunk &chunk, int hv, int lane) {
   const auto read = [&](int row) { return shared.read_q[row] + shared.read_k[row]; };
@@ -158,11 +158,7 @@ __device__ __forceinline__ void store_gate_gradient(const GradientArguments &in,
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane + 32 * half;
-    const auto crossed = [&](int by) {
-      const auto &rows = shared.crossed[by];
-      return rows[0][row] + rows[1][row] + (rows[2][row] + rows[3][row]);
-    };
-    const float inside = kSolve ? crossed(0) + crossed(1) : crossed(0);
+    const float inside = shared.crossed[0][row] + shared.crossed[1][row] + (shared.crossed[2][row] + shared.crossed[3][row]);
     const float mine = inside + (half == 1 ? left_high : left_low) + ((half == 1 ? read_high : read_low) + total);
     const Sm90Strides &s = in.dg_strides;
     if (row < chunk.rows) {
@@ -214,7 +210,7 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
           if (lane == 0) of_warps[thread / 32] = total;
           named_barrier(1, 128);
           total = of_warps[0] + of_warps[1] + (of_warps[2] + of_warps[3]);
-          if (thread < 32) store_gate_gradient<kSolve>(in, shared, total, item.chunk, hv, lane);
+          if (thread < 32) store_gate_gradient(in, shared, total, item.chunk, hv, lane);
         }
         arrive_warp(&shared.flows_empty, lane);
       }
@@ -244,38 +240,6 @@ __device__ __forceinline__ void sum_columns(const float (&d)[32], float *to, int
   *reinterpret_cast<float2 *>(to + 8 * g + 2 * t) = make_float2(c[0], c[1]);
 }
 
-// One warpgroup: flows (m, j), what row m reads of what row j wrote times its gradient, to sums by the decays that they cross:
-// over j < i by a product with ones, the flows as two bf16, then over m >= i.
-__device__ __forceinline__ void sum_flows(float (&flows)[32], const GradientShared &shared, float (*to)[kChunk], uint64_t *empty,
-                                          uint32_t parity, int warp, int lane) {
-  uint32_t a[4][4];
-  float sums[32];
-  const uint64_t ones = rows_along_sum(shared_address(shared.ones));
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    a[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
-    flows[2 * i] -= low_bf16(a[i / 4][i % 4]), flows[2 * i + 1] -= high_bf16(a[i / 4][i % 4]);
-  }
-  hold(sums);
-  product_fence();
-#pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_n64(sums, a[step], advance(ones, step * 32), step > 0);
-  product_commit();
-  product_wait<0>();
-  hold(sums);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
-  hold(sums);
-  product_fence();
-#pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_n64(sums, a[step], advance(ones, step * 32), 1);
-  product_commit();
-  product_wait<0>();
-  hold(sums);
-  barrier_wait(shared_address(empty), parity ^ 1);
-  sum_columns(sums, to[warp], warp, lane);
-}
-
 // d[tokens][keys] += scores keys, and with the scores turned.
 __device__ __forceinline__ void add_scores(float (&d)[64], const unsigned char *scores, const unsigned char *keys) {
   const uint64_t a = rows_along_sum(shared_address(scores)), b = rows_along_free(shared_address(keys), kTileBytes);
@@ -290,7 +254,7 @@ __device__ __forceinline__ void add_turned_scores(float (&d)[64], const unsigned
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 __device__ __forceinline__ void run_queries(const GradientArguments &in, GradientShared &shared, int thread) {
-  constexpr bool kGated = kGate == Sm90Gate::kScalar;
+  constexpr bool kGated = kGate == Sm90Gate::kScalar, kSolve = kErase == Sm90Erase::kShared;
   const int group = in.shape.HV / in.shape.H, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int row0 = 16 * warp + g, row8 = row0 + 8;
   uint32_t parity = 0, keys_parity = 0;
@@ -299,7 +263,9 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
 #pragma unroll
     for (int i = 0; i < 64; ++i) dq[i] = 0.0f;
     for (int r = 0; r < group; ++r, parity ^= 1) {
+      const int hv = item.h * group + r;
       float2 read = {};
+      [[maybe_unused]] float flows[32];  // (m, j): what row m reads of what row j wrote, times its gradient
       barrier_wait(shared_address(&shared.states_full), parity);
       barrier_wait(shared_address(&shared.rows_full), parity);
       {
@@ -320,30 +286,95 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
 #pragma unroll
         for (int i = 0; i < 64; ++i) dq[i] += p[i];
       }
-      float d[32];
-      hold(d);
-      product_fence();
-      multiply_rows_of(d, shared.d_o, shared.written);
-      product_commit();
-      product_wait<0>();
-      hold(d);
-      decay_scores<kGated, false>(d, shared.factors, in.scale, in.scale, warp, g, t);
-      arrive_warp(&shared.rows_empty, lane);
-      barrier_wait(shared_address(&shared.scores_empty), parity ^ 1);
-      store_image(d, shared_address(shared.b1), warp, lane);
-      fence_async_shared();
-      arrive_warp(&shared.scores_full, lane);
-      if constexpr (kGated) {
-        float z[32];
-        hold(z);
+      {
+        float d[32], z[32];
+        hold(d);
         product_fence();
-        multiply_rows_of(z, shared.q, shared.k);
+        multiply_rows_of(d, shared.d_o, shared.written);
         product_commit();
         product_wait<0>();
-        hold(z);
+        hold(d);
+        decay_scores<kGated, false>(d, shared.factors, in.scale, in.scale, warp, g, t);
+        barrier_wait(shared_address(&shared.scores_empty), parity ^ 1);
+        store_image(d, shared_address(shared.b1), warp, lane);
+        if constexpr (kGated) {
+          hold(z);
+          product_fence();
+          multiply_rows_of(z, shared.q, shared.k);
+          product_commit();
+          product_wait<0>();
+          hold(z);
+          if constexpr (kSolve) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) z[i] *= d[i];
-        sum_flows(z, shared, shared.crossed[0], &shared.flows_empty, parity, warp, lane);
+            for (int i = 0; i < 8; ++i) {
+              shared.flows[i][thread] = make_float4(z[4 * i] * d[4 * i], z[4 * i + 1] * d[4 * i + 1], z[4 * i + 2] * d[4 * i + 2],
+                                                    z[4 * i + 3] * d[4 * i + 3]);
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) flows[i] = z[i] * d[i];
+          }
+        }
+      }
+      if constexpr (kSolve) {
+        const float beta0 = at_token(shared.factors.beta, row0), beta8 = at_token(shared.factors.beta, row8);
+        float d[32], z[32];
+        hold(d);
+        product_fence();
+        multiply_rows_of(d, shared.e, shared.written);
+        product_commit();
+        product_wait<0>();
+        hold(d);
+        if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, item.chunk, hv, warp, g, t);
+        decay_scores<kGated, true>(d, shared.factors, -beta0, -beta8, warp, g, t);
+        store_image(d, shared_address(shared.b2), warp, lane);
+        if constexpr (kGated) {
+          hold(z);
+          product_fence();
+          multiply_rows_of(z, shared.k, shared.k);
+          product_commit();
+          product_wait<0>();
+          hold(z);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const float4 four = shared.flows[i][thread];
+            const float before[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) flows[4 * i + e] = fmaf(z[4 * i + e], d[4 * i + e], before[e]);
+          }
+        }
+      }
+      fence_async_shared();
+      arrive_warp(&shared.rows_empty, lane);
+      arrive_warp(&shared.scores_full, lane);
+      if constexpr (kGated) {
+        // Flows summed over columns j < i by a product with ones, the flows as two bf16.
+        uint32_t a[4][4];
+        float sums[32];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          a[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
+          flows[2 * i] -= low_bf16(a[i / 4][i % 4]), flows[2 * i + 1] -= high_bf16(a[i / 4][i % 4]);
+        }
+        const uint64_t ones = rows_along_sum(shared_address(shared.ones));
+        hold(sums);
+        product_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(sums, a[step], advance(ones, step * 32), step > 0);
+        product_commit();
+        product_wait<0>();
+        hold(sums);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
+        hold(sums);
+        product_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(sums, a[step], advance(ones, step * 32), 1);
+        product_commit();
+        product_wait<0>();
+        hold(sums);
+        barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
+        sum_columns(sums, shared.crossed[warp], warp, lane);
         if (t == 0) shared.read_q[row0] = read.x, shared.read_q[row8] = read.y;
         arrive_warp(&shared.flows_full, lane);
       }
@@ -409,41 +440,11 @@ __device__ __forceinline__ void run_keys(const GradientArguments &in, GradientSh
         wrote = row_dots(p, shared.k, row0, t);
       }
       arrive_warp(&shared.states_empty, lane);
+      arrive_warp(&shared.rows_empty, lane);
 #pragma unroll
       for (int i = 0; i < 64; ++i) dk[i] += p[i];
-      if constexpr (kSolve) {
-        const float beta0 = at_token(shared.factors.beta, row0), beta8 = at_token(shared.factors.beta, row8);
-        float d[32];
-        hold(d);
-        product_fence();
-        multiply_rows_of(d, shared.e, shared.written);
-        product_commit();
-        product_wait<0>();
-        hold(d);
-        if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, item.chunk, item.h * group + r, warp, g, t);
-        decay_scores<kGated, true>(d, shared.factors, -beta0, -beta8, warp, g, t);
-        arrive_warp(&shared.rows_empty, lane);
-        barrier_wait(shared_address(&shared.scores_empty), parity ^ 1);  // the other warps have read the last B2
-        store_image(d, shared_address(shared.b2), warp, lane);
-        fence_async_shared();
-        if constexpr (kGated) {
-          float z[32];
-          hold(z);
-          product_fence();
-          multiply_rows_of(z, shared.k, shared.k);
-          product_commit();
-          product_wait<0>();
-          hold(z);
-#pragma unroll
-          for (int i = 0; i < 32; ++i) z[i] *= d[i];
-          sum_flows(z, shared, shared.crossed[1], &shared.flows_empty, parity, warp, lane);
-        }
-        named_barrier(3, 128);
-      } else {
-        arrive_warp(&shared.rows_empty, lane);
-        if constexpr (kGated) barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
-      }
       if constexpr (kGated) {
+        barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
         if (t == 0) {
           shared.read_k[row0] = read.x, shared.read_k[row8] = read.y;
           shared.wrote[row0] = wrote.x, shared.wrote[row8] = wrote.y;
@@ -497,13 +498,13 @@ __global__ void __launch_bounds__(512, 1) gradients_kernel(const __grid_constant
     registers_shrink<24>();
     if (thread < 32) load_items<kGate, kErase>(in, shared, thread);
   } else if (group == 1) {
-    registers_shrink<96>();
+    registers_shrink<104>();
     run_values<kGate, kErase>(in, shared, thread);
   } else if (group == 2) {
-    registers_grow<200>();
+    registers_grow<216>();
     run_queries<kGate, kErase>(in, shared, thread);
   } else {
-    registers_grow<192>();
+    registers_grow<168>();
     run_keys<kGate, kErase>(in, shared, thread);
   }
 }

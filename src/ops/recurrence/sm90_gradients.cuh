@@ -142,7 +142,7 @@ __device__ __forceinline__ void store_value_gradient(const GradientArguments &in
   if (!in.dv) return;
   const Sm90Strides &s = in.dv_strides;
   __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(in.dv) + chunk.batch * s.batch + chunk.start * s.token + hv * s.head;
-#pragma unroll
+#pragma unroll 2
   for (int i = thread; i < kChunk * 16; i += 128) {
     const int row = i / 16;
     uint4 four = *reinterpret_cast<const uint4 *>(e + i % 16 / 8 * kTileBytes + swizzled(row, i % 8 * 16));
