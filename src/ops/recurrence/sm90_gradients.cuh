@@ -157,26 +157,35 @@ __device__ __forceinline__ void store_value_gradient(const GradientArguments &in
   }
 }
 
-// The dropped bits of a half of a state that a thread of a chain has.
-struct DroppedBits {
-  uint4 part[4];
-};
-__device__ __forceinline__ DroppedBits load_dropped(const uint4 *dropped, int64_t index, int rank, int thread) {
-  DroppedBits bits;
+// Sum of 16 elements of the state times its gradient as kept, with their dropped bits: those that a chain's thread has as elements
+// 16 (part % 4) and on (see state_at), of half part / 4 of the values.
+__device__ __forceinline__ float multiply_kept_part(const unsigned char *states, const unsigned char *d_states, const uint4 &dropped,
+                                                    const uint4 &d_dropped, int part, int thread) {
+  const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
+  const uint32_t rest[4] = {dropped.x, dropped.y, dropped.z, dropped.w};
+  const uint32_t d_rest[4] = {d_dropped.x, d_dropped.y, d_dropped.z, d_dropped.w};
+  float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int part = 0; part < 4; ++part) bits.part[part] = dropped[(index * 2 + rank) * 512 + part * 128 + thread];
-  return bits;
+  for (int e = 0; e < 16; e += 2) {
+    const int column = part % 2 * 4 + e / 4;
+    const uint32_t a = word_at(states + part / 2 * kTileBytes, row + (e & 2) * 4, column, t);
+    const uint32_t b = word_at(d_states + part / 2 * kTileBytes, row + (e & 2) * 4, column, t);
+    sum[0] = fmaf(with_dropped(a, rest[e / 4], e % 4), with_dropped(b, d_rest[e / 4], e % 4), sum[0]);
+    sum[1] = fmaf(with_dropped(a, rest[e / 4], e % 4 + 1), with_dropped(b, d_rest[e / 4], e % 4 + 1), sum[1]);
+  }
+  return sum[0] + sum[1];
 }
 
 // Elements of the state times its gradient as kept, with their dropped bits: of rank r of the pair those that a chain's thread
 // has, f(i, product); see state_at.
 template <class F>
-__device__ __forceinline__ void multiply_kept(const unsigned char *states, const unsigned char *d_states, const DroppedBits &bits,
-                                              const DroppedBits &d_bits, int rank, int thread, F f) {
+__device__ __forceinline__ void multiply_kept(const unsigned char *states, const unsigned char *d_states, const uint4 *dropped,
+                                              const uint4 *d_dropped, int64_t index, int rank, int thread, F f) {
   const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
 #pragma unroll
   for (int part = 0; part < 4; ++part) {
-    const uint4 four = bits.part[part], d_four = d_bits.part[part];
+    const int64_t at = (index * 2 + rank) * 512 + part * 128 + thread;
+    const uint4 four = dropped[at], d_four = d_dropped[at];
     const uint32_t rest[4] = {four.x, four.y, four.z, four.w}, d_rest[4] = {d_four.x, d_four.y, d_four.z, d_four.w};
 #pragma unroll
     for (int e = 0; e < 16; e += 2) {
@@ -187,12 +196,6 @@ __device__ __forceinline__ void multiply_kept(const unsigned char *states, const
       f(i + 1, with_dropped(a, rest[e / 4], e % 4 + 1) * with_dropped(b, d_rest[e / 4], e % 4 + 1));
     }
   }
-}
-template <class F>
-__device__ __forceinline__ void multiply_kept(const unsigned char *states, const unsigned char *d_states, const uint4 *dropped,
-                                              const uint4 *d_dropped, int64_t index, int rank, int thread, F f) {
-  multiply_kept(states, d_states, load_dropped(dropped, index, rank, thread), load_dropped(d_dropped, index, rank, thread), rank,
-                thread, f);
 }
 
 }  // namespace fw::sm90

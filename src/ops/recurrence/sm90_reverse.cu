@@ -98,8 +98,13 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
     float(&written)[32] = kScalar ? y : x;  // one sum where X needs no factor
     if constexpr (kScalar) hold(y);
     product_fence();
-    multiply_lower_free(written, a, scores, !kScalar);
-    if constexpr (kSolve) multiply_lower_free(written, a, advance(scores, kTileBytes), 1);
+    if constexpr (kSolve) {
+      multiply_lower_free(written, a, scores, !kScalar);
+      multiply_lower_free(written, a, advance(scores, kTileBytes), 1);
+    } else {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) multiply_n64_free(written, a[step], advance(scores, step * 2048), !kScalar || step > 0);
+    }
     product_commit();
     if constexpr (kKeeps) keep_state(shared, in.kept, index, work.rank, sa, s, kept_parity, thread);
     __syncwarp();
