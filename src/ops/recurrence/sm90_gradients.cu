@@ -14,12 +14,14 @@
 // dq and dk stay in sums. 512 threads:
 //   warpgroup 0: warp 0 loads; a tile is loaded again as soon as it was read.
 //   warpgroup 1: <S, dS>, dv, dg.
-//   warpgroup 2: d_o S^T, 8 x m64n128k16; d_o V'^T, q k^T, E V'^T, k k^T, 8 x m64n64k16 each; B1 k, 4 x m64n128k16; dq, dbeta.
+//   warpgroup 2: d_o S^T, 8 x m64n128k16; d_o V'^T, q k^T, E V'^T, k k^T, 8 x m64n64k16 each; flows by decays, 8 x m64n64k16 with
+//                ones; B1 k, 4 x m64n128k16; dq, dbeta.
 //   warpgroup 3: E S^T, V' dS^T, 8 x m64n128k16 each; B2 k, B1^T q, B2^T k, 4 x m64n128k16 each; dk.
 // Barriers: full and empty of keys (q, k), rows (d_o, V', E, factors) and states; scores (B1 and B2, warpgroup 2 to 3); flows
 // (warpgroups 2 and 3 to 1); tail (loads of a partial chunk to the loader, which zeroes rows past the end).
-// Shared memory: S and dS 2 x 32768, q, k, d_o, V', E 5 x 16384, B1 and B2 2 x 8192, dq and dk 2 x 16384, flows 18432, small
-// things 3500: 219 KB.
+// Shared memory: S and dS 2 x 32768, q, k, d_o, V', E 5 x 16384, B1 and B2 2 x 8192, dq and dk 2 x 16384, ones 8192, flows 16384,
+// small things 4700: 221 KB.
+// What all warpgroups run for an item has to fit in the cache of instructions, see docs/kernels/sm90_gradients.md.
 #include "ops/recurrence/sm90_chain.cuh"
 #include "ops/recurrence/sm90_gradients.cuh"
 #include "ops/recurrence/sm90_images.cuh"
