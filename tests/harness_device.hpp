@@ -32,19 +32,12 @@ inline void must(cudaError_t error, const char *what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-// Device memory of one call, from one allocation kept for the whole program; a stream of its own that the default stream does
+// Device memory of one call, from one allocation that a thread keeps; a stream of the thread's own that the default stream does
 // not wait for, so that work ordered elsewhere is found.
 class DeviceMirror {
  public:
   DeviceMirror() { used_ = 0; }
-  cudaStream_t stream() {
-    static cudaStream_t stream = [] {
-      cudaStream_t made;
-      must(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "stream");
-      return made;
-    }();
-    return stream;
-  }
+  cudaStream_t stream() { return kept().stream; }
   // A copy of the host's bytes, remembered for `find` and `fetch`.
   void *add(void *host, size_t size) {
     char *device = arena() + used_;
@@ -77,14 +70,23 @@ class DeviceMirror {
     size_t size;
   };
   static constexpr size_t kArena = size_t{3} << 30;
-  static char *arena() {
-    static char *memory = [] {
-      void *made;
-      must(cudaMalloc(&made, kArena), "device memory");
-      return static_cast<char *>(made);
-    }();
-    return memory;
+  struct Kept {
+    void *memory = nullptr;
+    cudaStream_t stream = nullptr;
+    Kept() {
+      must(cudaMalloc(&memory, kArena), "device memory");
+      must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    }
+    ~Kept() {
+      cudaFree(memory);
+      cudaStreamDestroy(stream);
+    }
+  };
+  static Kept &kept() {
+    thread_local Kept kept;
+    return kept;
   }
+  static char *arena() { return static_cast<char *>(kept().memory); }
   size_t used_;
   std::vector<Range> ranges_;
 };

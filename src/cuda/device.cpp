@@ -59,6 +59,7 @@ int32_t multiprocessor_count() {
   const int32_t count = attribute(cudaDevAttrMultiProcessorCount);
   return count > 0 ? count : 1;
 }
+bool launches_overlap() { return attribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
 int32_t shared_memory_limit() { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 fw_status check_memory(const char *op, const char *name, const void *data) {
@@ -137,6 +138,7 @@ namespace fw::cuda {
 bool is_available(int32_t, int32_t, Reason &reason) { return reason.refuse("this library is built without CUDA"); }
 bool is_exactly(int32_t, int32_t, Reason &reason) { return reason.refuse("this library is built without CUDA"); }
 int32_t multiprocessor_count() { return 1; }
+bool launches_overlap() { return false; }
 int32_t shared_memory_limit() { return 0; }
 fw_status check_memory(const char *op, const char *, const void *) {
   return fail(FW_UNSUPPORTED, "%s: this library is built without CUDA", op);

@@ -18,6 +18,8 @@ bool is_available(int32_t major, int32_t minor, Reason &reason);
 bool is_exactly(int32_t major, int32_t minor, Reason &reason);
 
 int32_t multiprocessor_count();
+// Whether a kernel of the current device may start while the one before it ends (programmatic dependent launch).
+bool launches_overlap();
 // Bytes of shared memory that a thread block may ask for; 0 without a device.
 int32_t shared_memory_limit();
 

@@ -29,13 +29,17 @@ __device__ inline void with_type(void *data, fw_dtype dtype, F f) {
   }
 }
 
-// `offset` counts elements.
+// An element as it lies in memory; `offset` counts elements. Numbers that are asked for as bits before any is made a float wait for
+// memory once, together: with the conversion behind each load the decode kernel waited for its operands one after the other.
+__device__ inline uint32_t load_bits(const void *data, fw_dtype dtype, int64_t offset) {
+  return dtype == FW_F32 ? static_cast<const uint32_t *>(data)[offset] : static_cast<const uint16_t *>(data)[offset];
+}
+__device__ inline float from_bits(uint32_t bits, fw_dtype dtype) {
+  const float half = to_float(__ushort_as_half(static_cast<uint16_t>(bits)));
+  return dtype == FW_F32 ? __uint_as_float(bits) : dtype == FW_BF16 ? __uint_as_float(bits << 16) : half;
+}
 __device__ inline float load_element(const void *data, fw_dtype dtype, int64_t offset) {
-  switch (dtype) {
-    case FW_F32: return static_cast<const float *>(data)[offset];
-    case FW_BF16: return to_float(static_cast<const __nv_bfloat16 *>(data)[offset]);
-    default: return to_float(static_cast<const __half *>(data)[offset]);
-  }
+  return from_bits(load_bits(data, dtype, offset), dtype);
 }
 __device__ inline void store_element(void *data, fw_dtype dtype, int64_t offset, float x) {
   switch (dtype) {
@@ -43,6 +47,18 @@ __device__ inline void store_element(void *data, fw_dtype dtype, int64_t offset,
     case FW_BF16: from_float(x, static_cast<__nv_bfloat16 *>(data) + offset); break;
     default: from_float(x, static_cast<__half *>(data) + offset); break;
   }
+}
+
+// e^x, within 0.54 of a unit in the last place: expf's two would add up where a factor is the same for every token.
+__device__ inline float exp_rounded(float x) {
+  const float bounded = x < -110.0f ? -110.0f : x > 100.0f ? 100.0f : x;  // NaN stays
+  const float n = rintf(bounded * 1.44269504f);
+  const float high = fmaf(n, -0.693359375f, bounded), low = n * 2.12194440e-4f;  // ln 2 = 0.693359375 - 2.1219444e-4
+  const float r = high + low, rest = (high - r) + low;
+  float q = fmaf(r, 1.0f / 5040, 1.0f / 720);
+  q = fmaf(q, r, 1.0f / 120), q = fmaf(q, r, 1.0f / 24), q = fmaf(q, r, 1.0f / 6), q = fmaf(q, r, 0.5f);
+  const float sum = 1.0f + r, carry = r - (sum - 1.0f);
+  return ldexpf(sum + (carry + fmaf(q, r * r, rest)), static_cast<int>(n));
 }
 
 // Rows [begin, end) of sequence n of a call. Offsets of the caller are clamped to [0, tokens], so that wrong ones lead to wrong

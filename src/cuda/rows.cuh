@@ -51,13 +51,18 @@ __device__ inline Row row_at(const fw_tensor &t, int64_t offset, int64_t stride)
   return {t.data, t.dtype, offset, stride, stride == 1 && address % (4 * size) == 0};
 }
 
+// Four elements as they lie in memory, two 16-bit ones a word when they came in one access and one a word otherwise.
+struct QuadBits {
+  uint32_t word[4];
+};
+
 // One by one: the elements of a quad that exist.
-__device__ __noinline__ inline float4 load_loose_quad(const void *data, fw_dtype dtype, int64_t offset,
-                                                      int64_t stride, int64_t left) {
-  float x[4];
+__device__ __noinline__ inline uint4 load_loose_quad(const void *data, fw_dtype dtype, int64_t offset, int64_t stride,
+                                                     int64_t left) {
+  uint32_t x[4];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) x[j] = j < left ? load_element(data, dtype, offset + j * stride) : 0.0f;
-  return make_float4(x[0], x[1], x[2], x[3]);
+  for (int j = 0; j < 4; ++j) x[j] = j < left ? load_bits(data, dtype, offset + j * stride) : 0;
+  return make_uint4(x[0], x[1], x[2], x[3]);
 }
 __device__ __noinline__ inline void store_loose_quad(void *data, fw_dtype dtype, int64_t offset, int64_t stride,
                                                      int64_t left, float4 x) {
@@ -68,27 +73,70 @@ __device__ __noinline__ inline void store_loose_quad(void *data, fw_dtype dtype,
   }
 }
 
-// Elements i to i + 3 of a row of n; those past its end are 0. i: a multiple of 4.
-__device__ inline void load_quad(const Row &row, int64_t i, int64_t n, float (&x)[4]) {
-  const int64_t at = row.offset + i * row.stride;
-  if (row.is_packed && i + 4 <= n) {
-    if (row.dtype == FW_F32) {
-      const float4 quad = *reinterpret_cast<const float4 *>(static_cast<const float *>(row.data) + at);
-      x[0] = quad.x, x[1] = quad.y, x[2] = quad.z, x[3] = quad.w;
-      return;
-    }
-    const uint2 bits = *reinterpret_cast<const uint2 *>(static_cast<const uint16_t *>(row.data) + at);
-    const uint32_t words[2] = {bits.x, bits.y};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint16_t half = static_cast<uint16_t>(words[j / 2] >> (j % 2 * 16));
-      x[j] = row.dtype == FW_BF16 ? __uint_as_float(static_cast<uint32_t>(half) << 16)
-                                  : __half2float(__ushort_as_half(half));
-    }
-    return;
+// A quad that is one aligned access; `offset` counts elements.
+__device__ inline QuadBits load_whole_quad_bits(const void *data, fw_dtype dtype, int64_t offset) {
+  uint4 x = make_uint4(0, 0, 0, 0);
+  if (dtype == FW_F32) {
+    x = *reinterpret_cast<const uint4 *>(static_cast<const float *>(data) + offset);
+  } else {
+    const uint2 two = *reinterpret_cast<const uint2 *>(static_cast<const uint16_t *>(data) + offset);
+    x.x = two.x, x.y = two.y;
   }
-  const float4 quad = load_loose_quad(row.data, row.dtype, at, row.stride, n - i);
-  x[0] = quad.x, x[1] = quad.y, x[2] = quad.z, x[3] = quad.w;
+  return {{x.x, x.y, x.z, x.w}};
+}
+__device__ inline void from_whole_quad_bits(const QuadBits &bits, fw_dtype dtype, float (&x)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t half = bits.word[j / 2] >> (j % 2 * 16) & 0xffff;
+    x[j] = from_bits(dtype == FW_F32 ? bits.word[j] : half, dtype);
+  }
+}
+
+// Elements i to i + 3 of a row of n; those past its end are 0. i: a multiple of 4.
+__device__ inline bool is_one_access(const Row &row, int64_t i, int64_t n) { return row.is_packed && i + 4 <= n; }
+__device__ inline QuadBits load_quad_bits(const Row &row, int64_t i, int64_t n) {
+  const int64_t at = row.offset + i * row.stride;
+  if (is_one_access(row, i, n)) return load_whole_quad_bits(row.data, row.dtype, at);
+  const uint4 x = load_loose_quad(row.data, row.dtype, at, row.stride, n - i);
+  return {{x.x, x.y, x.z, x.w}};
+}
+__device__ inline void from_quad_bits(const QuadBits &bits, const Row &row, int64_t i, int64_t n, float (&x)[4]) {
+  if (is_one_access(row, i, n)) {
+    from_whole_quad_bits(bits, row.dtype, x);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] = from_bits(bits.word[j], row.dtype);
+  }
+}
+__device__ inline void load_quad(const Row &row, int64_t i, int64_t n, float (&x)[4]) {
+  from_quad_bits(load_quad_bits(row, i, n), row, i, n, x);
+}
+
+// Elements i to i + 4 * kQuads - 1 of a row of n, their loads under way together; those past its end are 0. i: a multiple of 4.
+// A load waits behind a branch for those before it, so that here a quad is whole or not loaded, of a type that is known.
+template <int kQuads>
+__device__ inline void load_quads(const Row &row, int64_t i, int64_t n, float (&x)[kQuads][4]) {
+  const int64_t left = n - i, whole = !row.is_packed ? 0 : left < 4 * kQuads ? left / 4 : kQuads;
+  const auto load = [&](fw_dtype dtype) {
+    const Row known = {row.data, dtype, row.offset + i, 1, true};
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      x[q][0] = x[q][1] = x[q][2] = x[q][3] = 0;
+      if (q < whole) load_quad(known, 4 * q, 4 * q + 4, x[q]);
+    }
+  };
+  if (row.dtype == FW_F32) {
+    load(FW_F32);
+  } else if (row.dtype == FW_BF16) {
+    load(FW_BF16);
+  } else {
+    load(FW_F16);
+  }
+  if (whole == kQuads || left <= 4 * whole) return;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) {
+    if (q >= whole && 4 * q < left) load_quad(row, i + 4 * q, n, x[q]);
+  }
 }
 
 __device__ inline void store_quad(const Row &row, int64_t i, int64_t n, const float (&x)[4]) {

@@ -56,6 +56,10 @@ void add_more(std::vector<Case> &cases) {
     cases.push_back({"dplr 1x2100 H2 segments", vector, independent, 1, 2100, 2, 2, data, true, K, {}, false, inf});
   }
   const std::vector<int> pack = {3, 3, 67, 131, 200, 690};
+  // More chunks than CTAs at a time.
+  cases.push_back({"kda 1x333 H64 HV128", vector, erase, 1, 333, 64, 128, kInfiniteRows, true, V, {}, false, inf});
+  cases.push_back({"gdn2 pack 1x700 H32 HV64", vector, separate, 1, 700, 32, 64, kPlain, true, V, pack, false, inf});
+  cases.push_back({"dplr 1x333 H32 HV64", vector, independent, 1, 333, 32, 64, kInfiniteRows, true, V, {}, false, inf});
   cases.push_back({"comba pack 1x700 H2 HV4", scalar, separate, 1, 700, 2, 4, kPlain, true, V, pack, false, inf, true, true});
   cases.push_back({"gdn2 pack 1x700 H2 HV4", vector, separate, 1, 700, 2, 4, kPlain, true, V, pack, false, inf});
   cases.push_back({"dplr pack 1x700 H2 HV4", vector, independent, 1, 700, 2, 4, kPlain, true, V, pack, false, inf});

@@ -105,7 +105,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int) {
   switch (what) {
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
-    case cudaDevAttrMultiProcessorCount: *value = 132; break;
+    case cudaDevAttrMultiProcessorCount: *value = 1; break;  // so that CTAs that take one chunk after another do
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 232448; break;
   }
   return cudaSuccess;

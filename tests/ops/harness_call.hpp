@@ -195,6 +195,15 @@ struct Call {
     return out;
   }
 
+  // fw_recurrence_check, of values too, where the context computes.
+  fw_status check_values(const Context &context) {
+    Memory none(0);
+    desc.options |= FW_CHECK_VALUES;
+    return with_memory(context, {}, none, [&](const fw_recurrence &d, const fw_recurrence_grads &g, void *, const Moved &) {
+      return fw_recurrence_check(context.get(), &d, direction == FW_BACKWARD ? &g : nullptr, direction);
+    });
+  }
+
   using Moved = std::function<fw_tensor(fw_tensor)>;
   // f(desc, grads, workspace, moved) with everything where the context computes: on CUDA the buffers of the call, `more`, `own`, the saved
   // buffer and the workspace are there as copies that come back afterwards, and moved(t) is where a tensor of theirs lies.

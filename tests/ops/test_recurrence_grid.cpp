@@ -133,8 +133,9 @@ TEST(Grid, LongSequences) {
   }
 }
 
-// The decode kernel of CUDA, which takes whole panels of columns and dense rows only.
-TEST(Grid, StepOfWholePanels) {
+// The decode kernels of CUDA take whole panels of columns and dense rows only; the one that streams states takes items of 16384
+// elements too.
+void run_step_kernel(const char *impl, bool streams) {
   if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
   for (const Spec &row : rows()) {
     for (int64_t i = 0; i < (is_full() ? 12 : 3); ++i) {
@@ -144,10 +145,20 @@ TEST(Grid, StepOfWholePanels) {
       Random random(static_cast<uint64_t>(spec.seed));
       spec.K = random.chance(0.5) ? 64 : 128, spec.V = spec.K == 64 ? 64 * random.integer(1, 2) : 32 * random.integer(1, 4);
       spec.T = pick(random, {1, 2, 7, 16}), spec.strides = 0, spec.normalizer = 0, spec.tail = 0;
-      run_case_on(spec, "cuda_step");
+      if (streams) {
+        if (row_of(spec).erase == FW_ERASE_INDEPENDENT) continue;
+        spec.state_dtype = FW_F32;
+        if (spec.V == 96) spec.V = 128;
+        const int64_t heads = 16384 / (spec.K * spec.V);
+        spec.H = heads * spec.H;
+        if (spec.pack == 0) spec.B = random.integer(1, 5);
+      }
+      run_case_on(spec, impl);
     }
   }
 }
+TEST(Grid, StepOfWholePanels) { run_step_kernel("cuda_step", false); }
+TEST(Grid, StepOfStreamedStates) { run_step_kernel("sm90_step", true); }
 
 // Whether the sm_90a forward takes a row: which factors of the erase key and of v it knows.
 bool is_of_sm90(const Spec &row) {

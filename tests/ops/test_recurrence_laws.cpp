@@ -293,7 +293,9 @@ TEST(Laws, RepeatsAndThreadsGiveTheSameBits) {
       }
     }
   }
-  EXPECT_GT(n_tasks, 0);
+  if (!is_on_cuda()) {
+    EXPECT_GT(n_tasks, 0);
+  }
 }
 
 // Fewer heads than threads: the threads share a head's chunks and value panels, over several segments of 64 rows, in packs

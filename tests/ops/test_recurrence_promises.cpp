@@ -327,17 +327,12 @@ TEST(Promises, LowerBoundOfTheGate) {
         formed.form = path.form;
         Call call(formed, checked.operands(), direction);
         call.desc.g_min = -5;
-        const fw_recurrence_grads *grads = direction == FW_BACKWARD ? &call.grads : nullptr;
-        const auto check = [&] {
-          call.desc.options = FW_CHECK_VALUES;
-          return fw_recurrence_check(forced(path.impl).get(), &call.desc, grads, direction);
-        };
         const Outputs out = call.run(forced(path.impl));
         EXPECT_LE(checked.share(out), 1.0) << checked.repro(path.impl);
         EXPECT_GE(out.values.size(), 2u);
-        EXPECT_EQ(check(), FW_OK) << fw_last_error();
+        EXPECT_EQ(call.check_values(forced(path.impl)), FW_OK) << fw_last_error();
         call.inputs.at("g")->set(3, -5.5);
-        EXPECT_EQ(check(), FW_INVALID_ARGUMENT);
+        EXPECT_EQ(call.check_values(forced(path.impl)), FW_INVALID_ARGUMENT);
         const std::string expected = std::string(row_of(spec).name) +
                                      (row_of(spec).gate == FW_GATE_VECTOR ? ": g[0,0,0]" : ": g[0,0,3]") +
                                      " is -5.5, allowed at least g_min = -5";

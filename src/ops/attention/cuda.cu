@@ -3,10 +3,11 @@
 //
 // Plan
 //   1  turn: q (times scale) and k of the call as turned fp32 rows in the workspace, angles in fp64
-//   2  forward, step: a warp a (row, query head, 256 columns of the output) walks the keys 32 positions at a time, a lane a key for
-//      the scores and 8 columns a lane for the weighted sum; blocks start at positions that 32 divides, so that a row's bits depend
-//      neither on how its sequence is cut into calls nor on the rows beside it
-//      backward: the same walk for the three numbers a row that give its probabilities again, once more for dq, then a warp a (key,
+//   2  forward, step: a block a (row, query head, 256 columns of the output), a warp 64 positions at a time; it walks their keys 32
+//      at a time, a lane a key for the scores and 8 columns a lane for the weighted sum. What the warps found is merged in the
+//      order of the positions. Both numbers divide the positions where they start, so that a row's bits depend neither on how its
+//      sequence is cut into calls nor on the rows beside it
+//      backward: the same walk by one warp for the three numbers a row that give its probabilities again, once more for dq, then a warp a (key,
 //      key head, 256 columns) walks the rows that see it, for dk and dv
 //   3  step: the caches get the last rows, after every read. Backward: dq and dk are turned back and stored
 // Workspace: floats, q [R,HQ,D], k [R,HK,D]; backward the same again for dq and dk, and three a (row, query head).
@@ -25,6 +26,8 @@ namespace {
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kOwned = 8;               // columns of a lane
 constexpr int64_t kPart = 32 * kOwned;  // columns of a warp
+constexpr int kForwardWarps = 8, kSegment = 64;
+constexpr int kTogether = 8;  // keys whose values are under way together
 
 struct Buffers {
   float *q, *k;                        // [R,HQ,D] turned, times scale; [R,HK,D] turned
@@ -160,15 +163,23 @@ __device__ inline Place value_row(const Problem &p, const Query &q, int64_t at) 
   return {&p.v, row_offset(p.v, q.batch, q.s.begin + at - q.s.first, q.hk)};
 }
 
+__device__ inline cuda::Row workspace_row(const float *x) {
+  return {const_cast<float *>(x), FW_F32, 0, 1, reinterpret_cast<uintptr_t>(x) % sizeof(float4) == 0};
+}
 __device__ __noinline__ float score_of(const Problem &p, const Buffers &b, const Query &q, int64_t at) {
-  const float *x = b.q + q.index * p.D;
+  constexpr int kQuads = 4;
+  const cuda::Row x = workspace_row(b.q + q.index * p.D);
+  const cuda::Row key = at >= q.s.first ? workspace_row(key_row(p, b, q, at))
+                                        : cuda::row_at(p.k_cache, row_offset(p.k_cache, q.s.slot, at % p.capacity, q.hk),
+                                                       p.k_cache.strides[3]);
   float sum = 0;
-  if (at < q.s.first) {
-    const int64_t from = row_offset(p.k_cache, q.s.slot, at % p.capacity, q.hk);
-    for (int64_t d = 0; d < p.D; ++d) sum = fmaf(x[d], load_at(p.k_cache, from, d), sum);
-  } else {
-    const float *k = key_row(p, b, q, at);
-    for (int64_t d = 0; d < p.D; ++d) sum = fmaf(x[d], k[d], sum);
+#pragma unroll 1
+  for (int64_t d = 0; d < p.D; d += 4 * kQuads) {
+    float xs[kQuads][4], ks[kQuads][4];
+    cuda::load_quads(key, d, p.D, ks);
+    cuda::load_quads(x, d, p.D, xs);
+#pragma unroll
+    for (int i = 0; i < 4 * kQuads; ++i) sum = fmaf(xs[i / 4][i % 4], ks[i / 4][i % 4], sum);
   }
   return sum;
 }
@@ -195,35 +206,77 @@ struct Softmax {
     top = next;
     return weight;
   }
+  // Takes in the softmax of what comes after; returns the factor of its sums.
+  __device__ float merge(float later_top, float later_sum) {
+    const float next = fmaxf(top, later_top), reference = next == -INFINITY ? 0.0f : next;
+    const float factor = expf(later_top - reference);
+    rescale = expf(top - reference);
+    sum = sum * rescale + later_sum * factor;
+    top = next;
+    return factor;
+  }
 };
 
-// f(first position of a block, whether this lane's position is seen)
+// f(first position of a block, whether this lane's position is seen) for the blocks from the one of `first` to `last`
 template <class F>
-__device__ inline void for_blocks(const Query &q, F f) {
+__device__ inline void for_blocks(const Query &q, int64_t first, int64_t last, F f) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int64_t start = q.low / 32 * 32; start <= q.position; start += 32) {
+  for (int64_t start = first / 32 * 32; start <= last; start += 32) {
     f(start, start + lane >= q.low && start + lane <= q.position);
   }
 }
 
-// sums[c] += weight of lane j * element(j, column c) for the lanes in [begin, end) and this lane's columns below n.
-template <class Element>
-__device__ inline void add_weighted(float weight, int begin, int end, int64_t column, int64_t n, float (&sums)[kOwned], Element element) {
-#pragma unroll 1
-  for (int j = begin; j < end; ++j) {
-    const float w = __shfl_sync(0xffffffffu, weight, j);
-#pragma unroll
-    for (int c = 0; c < kOwned; ++c) {
-      if (column + 32 * c < n) sums[c] = fmaf(w, element(j, column + 32 * c), sums[c]);
-    }
-  }
-}
 __device__ inline int lanes_from(const Query &q, int64_t start) { return q.low > start ? static_cast<int>(q.low - start) : 0; }
 __device__ inline int lanes_to(const Query &q, int64_t start) {
   return q.position - start < 31 ? static_cast<int>(q.position - start) + 1 : 32;
 }
 
+// sums[c] += weight of lane j * element(row(j), column c) for the lanes in [begin, end) and this lane's columns below n.
+template <class RowOf, class Element>
+__device__ inline void add_weighted(float weight, int begin, int end, int64_t column, int64_t n, float (&sums)[kOwned], RowOf row,
+                                    Element element) {
+#pragma unroll 1
+  for (int first = begin; first < end; first += kTogether) {
+    float x[kTogether][kOwned];
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (first + u >= end) break;
+      const auto from = row(first + u);
+#pragma unroll
+      for (int c = 0; c < kOwned; ++c) {
+        if (column + 32 * c < n) x[u][c] = element(from, column + 32 * c);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (first + u >= end) break;
+      const float w = __shfl_sync(0xffffffffu, weight, first + u);
+#pragma unroll
+      for (int c = 0; c < kOwned; ++c) {
+        if (column + 32 * c < n) sums[c] = fmaf(w, x[u][c], sums[c]);
+      }
+    }
+  }
+}
+
+// As above for the values of positions start + j, whose weights the lanes hold.
+__device__ inline void add_values(const Problem &p, const Query &q, int64_t start, float weight, int64_t column, float (&sums)[kOwned]) {
+  const int begin = lanes_from(q, start), end = lanes_to(q, start);
+  const int64_t cached = q.s.first - start < begin ? begin : q.s.first - start > end ? end : q.s.first - start;
+  const int lane = threadIdx.x % 32;
+  const int64_t offset = lane >= begin && lane < end ? value_row(p, q, start + lane).offset : 0;
+  for (const bool is_cached : {true, false}) {
+    const fw_tensor &t = is_cached ? p.v_cache : p.v;
+    const int first = is_cached ? begin : static_cast<int>(cached), last = is_cached ? static_cast<int>(cached) : end;
+    const int64_t stride = t.strides[3];
+    if (first >= last) continue;
+    cuda::with_type(t.data, t.dtype, [&](const auto *data) {
+      add_weighted(weight, first, last, column, p.DV, sums, [&](int j) { return data + __shfl_sync(0xffffffffu, offset, j); },
+                   [&](const auto *from, int64_t c) { return cuda::to_float(from[c * stride]); });
+    });
+  }
+}
 // f(item) by whole warps
 template <class F>
 __device__ inline void for_items(int64_t items, F f) {
@@ -231,30 +284,44 @@ __device__ inline void for_items(int64_t items, F f) {
   for (int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; item < items; item += step) f(item);
 }
 
-__global__ void __launch_bounds__(kThreads) forward_rows(const __grid_constant__ Problem p, const __grid_constant__ Buffers b) {
-  const int64_t parts = ceil_div(p.DV, kPart), lane = threadIdx.x % 32;
-  for_items(p.rows() * p.HQ * parts, [&](int64_t item) {
+__global__ void __launch_bounds__(32 * kForwardWarps) forward_rows(const __grid_constant__ Problem p, const __grid_constant__ Buffers b) {
+  __shared__ float found_top[kForwardWarps], found_sum[kForwardWarps], found_o[kForwardWarps][kOwned][32];
+  const int64_t parts = ceil_div(p.DV, kPart), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int64_t item = blockIdx.x; item < p.rows() * p.HQ * parts; item += gridDim.x) {
     const Query q(p, item / parts);
-    const int64_t column = item % parts * kPart + lane;
-    float o[kOwned] = {};
+    const int64_t column = item % parts * kPart + lane, first = q.low / kSegment, last = q.position / kSegment;
+    float o[kOwned] = {};  // the first warp's: of all segments so far
     Softmax softmax;
-    if (q.s.slot >= 0) {
-      for_blocks(q, [&](int64_t start, bool is_seen) {
-        const float weight = softmax.add(is_seen, is_seen ? score_of(p, b, q, start + lane) : 0.0f);
+    for (int64_t round = first; q.s.slot >= 0 && round <= last; round += kForwardWarps) {
+      const int64_t begin = (round + warp) * kSegment, end = begin + kSegment - 1;
+      float mine[kOwned] = {};
+      Softmax segment;
+      if (begin <= q.position) {
+        for_blocks(q, begin > q.low ? begin : q.low, end < q.position ? end : q.position, [&](int64_t start, bool is_seen) {
+          const float weight = segment.add(is_seen, is_seen ? score_of(p, b, q, start + lane) : 0.0f);
 #pragma unroll
-        for (int c = 0; c < kOwned; ++c) o[c] *= softmax.rescale;
-        add_weighted(weight, lanes_from(q, start), lanes_to(q, start), column, p.DV, o, [&](int j, int64_t c) {
-          const Place v = value_row(p, q, start + j);
-          return load_at(*v.t, v.offset, c);
+          for (int c = 0; c < kOwned; ++c) mine[c] *= segment.rescale;
+          add_values(p, q, start, weight, column, mine);
         });
-      });
+      }
+      if (lane == 0) found_top[warp] = segment.top, found_sum[warp] = segment.sum;
+#pragma unroll
+      for (int c = 0; c < kOwned; ++c) found_o[warp][c][lane] = mine[c];
+      __syncthreads();  // the segments of this round are there
+      for (int64_t w = 0; warp == 0 && w < kForwardWarps && round + w <= last; ++w) {
+        const float factor = softmax.merge(found_top[w], found_sum[w]);
+#pragma unroll
+        for (int c = 0; c < kOwned; ++c) o[c] = o[c] * softmax.rescale + found_o[w][c][lane] * factor;
+      }
+      __syncthreads();  // they are read
     }
+    if (warp != 0) continue;
     const int64_t to = row_offset(p.o, q.batch, q.row, q.hq);
 #pragma unroll
     for (int c = 0; c < kOwned; ++c) {
       if (column + 32 * c < p.DV) store_at(p.o, to, column + 32 * c, q.s.slot >= 0 ? o[c] / softmax.sum : 0.0f);
     }
-  });
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) statistics(const __grid_constant__ Problem p, const __grid_constant__ Buffers b) {
@@ -265,7 +332,7 @@ __global__ void __launch_bounds__(kThreads) statistics(const __grid_constant__ P
     const int64_t d_o = row_offset(p.d_o, q.batch, q.row, q.hq);
     Softmax softmax;
     float delta = 0;
-    for_blocks(q, [&](int64_t start, bool is_seen) {
+    for_blocks(q, q.low, q.position, [&](int64_t start, bool is_seen) {
       const float weight = softmax.add(is_seen, is_seen ? score_of(p, b, q, start + lane) : 0.0f);
       const float product = is_seen ? weight * value_gradient(p, d_o, value_row(p, q, start + lane)) : 0.0f;
       delta = delta * softmax.rescale + cuda::warp_sum(product);
@@ -285,14 +352,14 @@ __global__ void __launch_bounds__(kThreads) query_gradients(const __grid_constan
     const int64_t column = item % parts * kPart + lane, d_o = row_offset(p.d_o, q.batch, q.row, q.hq);
     const float reference = b.reference[q.index], inverse = b.inverse[q.index], delta = b.delta[q.index];
     float dq[kOwned] = {};
-    for_blocks(q, [&](int64_t start, bool is_seen) {
+    for_blocks(q, q.low, q.position, [&](int64_t start, bool is_seen) {
       float d_score = 0;
       if (is_seen) {
         const float probability = expf(score_of(p, b, q, start + lane) - reference) * inverse;
         d_score = probability * (value_gradient(p, d_o, value_row(p, q, start + lane)) - delta);
       }
       add_weighted(d_score, lanes_from(q, start), lanes_to(q, start), column, p.D, dq,
-                   [&](int j, int64_t c) { return key_row(p, b, q, start + j)[c]; });
+                   [&](int j) { return key_row(p, b, q, start + j); }, [](const float *key, int64_t c) { return key[c]; });
     });
 #pragma unroll
     for (int c = 0; c < kOwned; ++c) {
@@ -323,10 +390,12 @@ __global__ void __launch_bounds__(kThreads) key_gradients(const __grid_constant_
         if (is_dk) weight *= value_gradient(p, row_offset(p.d_o, batch, t, hq), v) - b.delta[i];
       }
       const int end = queries - start < 32 ? static_cast<int>(queries - start) : 32;
-      add_weighted(weight, 0, end, column, n, sums, [&](int j, int64_t c) {
+      const auto row_of = [&](int j) {
         const int64_t t = row + (start + j) / group, hq = hk * group + (start + j) % group;
-        return is_dk ? b.q[((batch * p.T + t) * p.HQ + hq) * p.D + c] : load_at(p.d_o, row_offset(p.d_o, batch, t, hq), c);
-      });
+        return is_dk ? ((batch * p.T + t) * p.HQ + hq) * p.D : row_offset(p.d_o, batch, t, hq);
+      };
+      add_weighted(weight, 0, end, column, n, sums, row_of,
+                   [&](int64_t at, int64_t c) { return is_dk ? b.q[at + c] : load_at(p.d_o, at, c); });
     }
 #pragma unroll
     for (int c = 0; c < kOwned; ++c) {
@@ -401,7 +470,7 @@ fw_status CudaPath::run(fw_context &, const Problem &p, void *memory) {
   if (p.direction == FW_BACKWARD) {
     run_backward(p, b, width);
   } else {
-    cuda::launch({cuda::grid_of(p.rows() * p.HQ * ceil_div(p.DV, kPart), kWarps), kThreads, 0, stream}, forward_rows, p, b);
+    cuda::launch({cuda::grid_of(p.rows() * p.HQ * ceil_div(p.DV, kPart), 1), 32 * kForwardWarps, 0, stream}, forward_rows, p, b);
   }
   if (p.direction == FW_STEP) {
     const int64_t widest = p.D > p.DV ? p.D : p.DV;

@@ -36,4 +36,11 @@ inline Panels plan_panels(const Problem &p) {
 // Columns of the widest panel of the decode kernel, K = 64 or 128; V is a multiple of it.
 inline int64_t step_panel(int64_t K) { return 32 * 64 / K; }
 
+// Elements of state, and heads side by side, of an item of the decode kernel that streams them; 0: their size does not divide it.
+constexpr int64_t kStepItem = 16384;
+inline int64_t step_heads(const Problem &p) {
+  const int64_t heads = kStepItem / (p.K * p.V);
+  return heads * p.K * p.V == kStepItem && heads <= 8 ? heads : 0;
+}
+
 }  // namespace fw::recurrence

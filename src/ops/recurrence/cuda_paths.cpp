@@ -28,18 +28,49 @@ bool cuda_accepts(const fw_context &, const Problem &p, Reason &reason) {
   return true;
 }
 
+// Whether every row of the last dimension is dense and starts at a multiple of 4 elements.
+static bool has_whole_quads(const fw_tensor &t) {
+  const int32_t last = t.ndim - 1;
+  bool is_aligned = t.strides[last] == 1 && reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(4 * dtype_size(t.dtype)) == 0;
+  for (int32_t i = 0; i < last; ++i) is_aligned = is_aligned && t.strides[i] % 4 == 0;
+  return is_aligned;
+}
+
 bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
-  if (!cuda_accepts(context, p, reason) || !is_forced(context, "cuda_step", reason)) return false;
+  if (!cuda_accepts(context, p, reason)) return false;
   if (p.has_normalizer) return reason.refuse("the normaliser is asked for");
   if (p.n_sub != 1) return reason.refuse("n_sub is %lld", static_cast<long long>(p.n_sub));
   if (p.K != 64 && p.K != 128) return reason.refuse("K is %lld, this computes 64 and 128", static_cast<long long>(p.K));
   const int64_t panel = step_panel(p.K);
   if (p.V % panel != 0) return reason.refuse("V is %lld, at this K a multiple of %lld is needed", static_cast<long long>(p.V), static_cast<long long>(panel));
+  const Operand rows[] = {{"state", &p.state}, {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"a", &p.a}, {"b", &p.b}, {"p", &p.p},
+                          {"erase_gate", &p.erase_gate}, {"write_gate", &p.write_gate}, {"g", p.gate == FW_GATE_VECTOR ? &p.g : &p.p}};
+  for (const Operand &row : rows) {
+    if (given(*row.tensor) && !has_whole_quads(*row.tensor)) {
+      return reason.refuse("%s has a last dimension that is not dense, or rows that do not start at multiples of 4 elements", row.name);
+    }
+  }
+  return true;
+}
+
+bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
+  if (!cuda_step_accepts(context, p, reason) || !cuda::is_exactly(9, 0, reason)) return false;
+  if (p.state.dtype != FW_F32) return reason.refuse("state is %s, streamed in fp32 only", dtype_name(p.state.dtype));
+  if (p.erase == FW_ERASE_INDEPENDENT) return reason.refuse("erase keys are independent");
+  const bool is_named = name_in_list(context.force_impl, "sm90_step");
+  if (p.B * p.T > 2 * p.N && !is_named) return reason.refuse("more than two tokens a sequence, sooner with 16 warps a multiprocessor");
+  const int64_t head = p.K * p.V, heads = step_heads(p), size = dtype_size(p.state.dtype);
+  if (heads == 0) return reason.refuse("K times V is %lld, this computes 2048, 4096, 8192 and 16384", static_cast<long long>(head));
+  if (p.HV % heads != 0) return reason.refuse("HV is %lld, at this K and V a multiple of %lld is needed", static_cast<long long>(p.HV), static_cast<long long>(heads));
   const fw_tensor &t = p.state;
-  const int32_t last = t.ndim - 1;
-  bool is_aligned = t.strides[last] == 1 && reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(4 * dtype_size(t.dtype)) == 0;
-  for (int32_t i = 0; i < last; ++i) is_aligned = is_aligned && t.strides[i] % 4 == 0;
-  return is_aligned || reason.refuse("the state's last dimension is not dense, or its rows do not start at multiples of 4 elements");
+  const bool is_one_piece = t.ndim == 3 ? p.V % kStatePad == 0 : t.strides[2] == t.shape[3];
+  if (!is_one_piece || (heads > 1 && t.strides[1] != head)) return reason.refuse("a head's state is not one piece of memory");
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || t.strides[0] * size % 16 != 0 || t.strides[1] * size % 16 != 0) {
+    return reason.refuse("states do not start at multiples of 16 bytes");
+  }
+  const int64_t items = p.N * p.HV / heads, least = 2 * cuda::multiprocessor_count();
+  return items >= least || is_named ||
+         reason.refuse("%lld pieces of 16384 elements of state, this pays from %lld on", static_cast<long long>(items), static_cast<long long>(least));
 }
 uint64_t cuda_step_workspace(const fw_context &, const Problem &) { return 0; }
 
@@ -165,16 +196,19 @@ fw_status cuda_run(fw_context &, const Problem &p, void *memory) {
   return cuda::check_launches(p.op_name, "cuda_portable");
 }
 
-fw_status cuda_step_run(fw_context &, const Problem &p, void *) {
+static fw_status run_step(const Problem &p, const char *impl, void (*launch)(const Problem &)) {
   FW_TRY(cuda_check_places(p, nullptr));
-  if (p.N > 0) launch_step(p);
+  if (p.N > 0) launch(p);
   launch_clear(p, p.o, 1, p.V);
-  return cuda::check_launches(p.op_name, "cuda_step");
+  return cuda::check_launches(p.op_name, impl);
 }
+fw_status cuda_step_run(fw_context &, const Problem &p, void *) { return run_step(p, "cuda_step", launch_step); }
+fw_status sm90_step_run(fw_context &, const Problem &p, void *) { return run_step(p, "sm90_step", launch_stream_step); }
 
 #else
 
 fw_status cuda_step_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_step"); }
+fw_status sm90_step_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "sm90_step"); }
 uint64_t cuda_workspace(const fw_context &, const Problem &) { return UINT64_MAX; }
 fw_status cuda_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_portable"); }
 fw_status cuda_move_state(const Problem &p, const fw_tensor &, fw_state_layout, bool) {

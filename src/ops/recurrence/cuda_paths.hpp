@@ -13,10 +13,12 @@ fw_status cuda_run(fw_context &context, const Problem &p, void *workspace);
 // Whether the current device reaches every tensor of a call, saved and the workspace, and the alignment of the last two.
 fw_status cuda_check_places(const Problem &p, const void *workspace);
 
-// Decode.
+// Decode: warps that own panels, and states that stream through shared memory.
 bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t cuda_step_workspace(const fw_context &context, const Problem &p);
 fw_status cuda_step_run(fw_context &context, const Problem &p, void *workspace);
+bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reason);
+fw_status sm90_step_run(fw_context &context, const Problem &p, void *workspace);
 
 // What FW_CHECK_VALUES asks for: copies cu_seqlens, state_indices and, with g_min, g to the host and waits for the stream.
 fw_status cuda_check_values(const Problem &p);

@@ -103,6 +103,7 @@ constexpr Impl<Problem> kBackward[] = {
     {"reference_recurrent", accepts_reference, reference_recurrent_workspace, run_reference_recurrent},
 };
 constexpr Impl<Problem> kStep[] = {
+    {"sm90_step", sm90_step_accepts, cuda_step_workspace, nullptr, sm90_step_run},
     {"cuda_step", cuda_step_accepts, cuda_step_workspace, nullptr, cuda_step_run},
     {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_recurrent", accepts_recurrent, recurrent),

@@ -1,22 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of one chunk with a decay for every key; parts of the preps of a vector gate and of independent erase keys.
-// The decay between two rows is a product of exp(g) <= 1 over the rows between them, in fp32: no exponential of a sum, no
-// difference of sums, any g from -infinity, one exponential for each element. Scores are formed in two ways.
-//   Between 16-row blocks, and inside them when no bound of g is declared: (i, j), j < i, belongs to level l, the highest
-//   bit in which i and j differ. With b the row between them whose lower l bits are 0, the score is the product of
-//   x_i (rows b .. i) and k_j (rows j + 1 .. b - 1): both decays are at most 1 and past rows alone decide.
-//   Inside them when g >= -5.3 is declared (kBounded): x_i (rows first .. i) and k_j / (rows first .. j), at most e^80.
-// 256 threads: thread (pair, block) has the decays of two keys of 16 rows in registers. Inside blocks: kBounded one phase,
-// else levels 0 to 3, in which a row with bit l set is a left side, else a right side. Between blocks (levels 4 and 5): one
-// phase. A phase: both sides to tiles in shared memory; warps 0-3 the products of the erase keys, warps 4-7 those of the
-// queries, 16 rows each, mma m16n8k16. __syncthreads before and after a phase's products.
-//
-// What the sides are made of and where products go is the caller's, as a struct Sides:
-//   kBounded, kRights (right sides a left side meets), rows (Rows), forget(), total(b) (the thread's decay over block b)
-//   left(at, r, through, before)   row r of both left sides to `at` of their tiles; decays that reach through row r, or
-//                                  stop before it
-//   right(at, r, decay, apart)     of all right sides, to the left sides' tiles (a level has other rows there) or to theirs
-//   wants(queries), left_tile(queries), right_tile(n, apart), store(n, queries, row, column, value)
+// Parts of the gradients of a vector gate: decays of two keys of 16 rows a thread, as products of exp(g) <= 1, in fp32 (what
+// sm90_scores.cuh says of them), and where rows lie in swizzled tiles. 256 threads: thread (pair, block).
+// The caller's struct Sides: kBounded, rows, total(b) (the thread's decay over block b), left(at, r, through, before) and
+// right(at, r, decay, apart), which put row r of either side to `at` of its tiles.
 #pragma once
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/scalar.cuh"
@@ -60,15 +46,6 @@ __device__ __forceinline__ uint32_t place(const Rows &rows, int block, int r) {
 
 __device__ __forceinline__ void put(unsigned char *tile, uint32_t at, uint32_t value) {
   *reinterpret_cast<uint32_t *>(tile + at) = value;
-}
-
-// A score to an image; kLow: what bf16 left to the image behind it.
-template <bool kLow>
-__device__ __forceinline__ void put_score(unsigned char *image, int row, int column, float value) {
-  const uint32_t at = swizzled(row, 2 * column);
-  const __nv_bfloat16 high = __float2bfloat16_rn(value);
-  *reinterpret_cast<__nv_bfloat16 *>(image + at) = high;
-  if (kLow) *reinterpret_cast<__nv_bfloat16 *>(image + kTileBytes + at) = __float2bfloat16_rn(value - __bfloat162float(high));
 }
 
 // ---- loads
@@ -120,89 +97,6 @@ __device__ __forceinline__ void fold(float (&v)[16], int lane) {
   }
 }
 
-// Sums over a warp's 64 keys of products of rows: lanes 2r and 2r + 1 get row r.
-template <bool kNormed>
-__device__ __forceinline__ float sum_products(const uint32_t (&a)[16], const uint32_t (&b)[16], int lane) {
-  float v[16];
-#pragma unroll
-  for (int r = 0; r < 16; ++r) {
-    const float2 x = unpacked<kNormed>(a[r]), y = unpacked<kNormed>(b[r]);
-    v[r] = x.x * y.x + x.y * y.y;
-  }
-  fold<8>(v, lane);
-  fold<4>(v, lane);
-  fold<2>(v, lane);
-  fold<1>(v, lane);
-  return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 1);
-}
-
-// Rows of q and k (a pair of 16 rows each thread) divided by their lengths, eps 1e-6 inside the root; bf16 becomes fp16,
-// whose eleven bits leave the one rounding to bf16 that tiles and images make. lengths: squared, of q and of k, each half of
-// the keys. The whole block takes part.
-__device__ __forceinline__ void normalize(uint32_t (&q)[16], uint32_t (&k)[16], float2 (&lengths)[2][kChunk], int thread) {
-  const int lane = thread % 32, half = thread / 32 % 2, block = thread / 64;
-#pragma unroll
-  for (int which = 0; which < 2; ++which) {
-    const uint32_t (&x)[16] = which == 0 ? q : k;
-    const float sum = sum_products<false>(x, x, lane);
-    if (lane % 2 == 0) (&lengths[which][16 * block + lane / 2].x)[half] = sum;
-  }
-  __syncthreads();
-#pragma unroll
-  for (int which = 0; which < 2; ++which) {
-    uint32_t (&x)[16] = which == 0 ? q : k;
-#pragma unroll
-    for (int r = 0; r < 16; ++r) {
-      const float2 squared = lengths[which][16 * block + r];
-      const float by = rsqrtf(squared.x + squared.y + 1e-6f);
-      x[r] = pack_f16(by * low_bf16(x[r]), by * high_bf16(x[r]));
-    }
-  }
-}
-
-// ---- phases
-
-// Both sides of a level inside the thread's 16 rows.
-template <int kLevel, class Sides>
-__device__ __forceinline__ void store_level(Sides &sides, int block) {
-  constexpr int kSpan = 1 << kLevel;
-  const Rows &rows = sides.rows;
-#pragma unroll
-  for (int first = 0; first < 16; first += kSpan) {
-    float2 decay = make_float2(1.0f, 1.0f);
-#pragma unroll
-    for (int i = 0; i < kSpan; ++i) {
-      if ((first >> kLevel) & 1) {
-        const int r = first + i;
-        const float2 before = decay;
-        decay = times(decay, rows.decay[r]);
-        sides.left(place(rows, block, r), r, decay, before);
-      } else {
-        const int r = first + kSpan - 1 - i;
-        sides.right(place(rows, block, r), r, decay, false);
-        decay = times(decay, rows.decay[r]);
-      }
-    }
-  }
-}
-
-// 1 / x, at most e^80; that is reached only by gates below the declared bound.
-__device__ __forceinline__ float reciprocal(float x) { return fminf(one_over(x), 6e34f); }
-
-// Both sides of the products inside a block of gates with a declared bound.
-template <class Sides>
-__device__ __forceinline__ void store_bounded(Sides &sides, int block) {
-  const Rows &rows = sides.rows;
-  float2 decay = make_float2(1.0f, 1.0f);
-#pragma unroll
-  for (int r = 0; r < 16; ++r) {
-    const float2 before = decay;
-    decay = times(decay, rows.decay[r]);
-    sides.left(place(rows, block, r), r, decay, before);
-    sides.right(place(rows, block, r), r, make_float2(reciprocal(decay.x), reciprocal(decay.y)), true);
-  }
-}
-
 // Both sides of the products between blocks. Left sides from the block's start in the block's rows of their tiles
 // (kBounded: they are there), block 3 from the start of block 2 in the rows of block 0; right sides to the block's end in
 // the block's rows of theirs, block 0 to the end of block 1 in the rows of block 3.
@@ -230,86 +124,6 @@ __device__ __forceinline__ void store_blocks(Sides &sides, int block) {
       decay = times(decay, rows.decay[r]);
     }
   }
-}
-
-// acc[16x16] = rows [16 left_block, + 16) of `left` times rows [16 right_block, + 16) of `right`, over the 128 keys.
-__device__ __forceinline__ void multiply_rows(float (&acc)[2][4], uint32_t left, uint32_t right, int left_block,
-                                              int right_block, int lane) {
-  const int part = lane / 8;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) acc[i / 4][i % 4] = 0.0f;
-#pragma unroll
-  for (int step = 0; step < 8; ++step) {
-    const uint32_t corner = step / 4 * kTileBytes, byte = step % 4 * 32;
-    uint32_t a[4], b[4];
-    load_tiles(a, left + corner + swizzled(16 * left_block + 8 * (part & 1) + lane % 8, byte + (part >> 1) * 16));
-    load_tiles(b, right + corner + swizzled(16 * right_block + 8 * (part >> 1) + lane % 8, byte + (part & 1) * 16));
-    multiply_bf16(acc[0], a, b[0], b[1]);
-    multiply_bf16(acc[1], a, b[2], b[3]);
-  }
-}
-
-// The products of block (row_block, column_block) that `belongs`; the sides lie in rows of left_block and right_block.
-template <class Sides, class Belongs>
-__device__ __forceinline__ void score_block(Sides &sides, bool queries, bool apart, int left_block, int right_block,
-                                            int row_block, int column_block, int lane, Belongs belongs) {
-#pragma unroll
-  for (int n = 0; n < Sides::kRights; ++n) {
-    float acc[2][4];
-    multiply_rows(acc, sides.left_tile(queries), sides.right_tile(n, apart), left_block, right_block, lane);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const int i = lane / 4 + e % 4 / 2 * 8, j = e / 4 * 8 + lane % 4 * 2 + e % 2;
-      if (belongs(i, j)) sides.store(n, queries, 16 * row_block + i, 16 * column_block + j, acc[e / 4][e % 4]);
-    }
-  }
-}
-
-template <int kLevel, class Sides>
-__device__ __forceinline__ void run_level(Sides &sides, int thread) {
-  const int lane = thread % 32, block = thread / 32 % 4;
-  const bool queries = thread >= 128;
-  sides.forget();
-  store_level<kLevel>(sides, thread / 64);
-  __syncthreads();
-  if (sides.wants(queries)) {
-    score_block(sides, queries, false, block, block, block, block, lane,
-                [](int i, int j) { return i > j && ((i >> kLevel) ^ (j >> kLevel)) == 1; });
-  }
-  __syncthreads();
-}
-
-// All phases but, without a bound, the diagonal.
-template <class Sides>
-__device__ __forceinline__ void run_phases(Sides &sides, int thread) {
-  const int lane = thread % 32, block = thread / 32 % 4;
-  const bool queries = thread >= 128;
-  if constexpr (Sides::kBounded) {
-    sides.forget();
-    store_bounded(sides, thread / 64);
-    __syncthreads();
-    if (sides.wants(queries)) {
-      const int least = queries ? 0 : 1;
-      score_block(sides, queries, true, block, block, block, block, lane, [least](int i, int j) { return i >= j + least; });
-    }
-    __syncthreads();
-  } else {
-    run_level<0>(sides, thread);
-    run_level<1>(sides, thread);
-    run_level<2>(sides, thread);
-    run_level<3>(sides, thread);
-  }
-  sides.forget();
-  store_blocks(sides, thread / 64);
-  __syncthreads();
-  if (sides.wants(queries)) {
-    for (int b = 0; b < block; ++b) {
-      const bool far = (b ^ block) >= 2;
-      score_block(sides, queries, true, far && block == 3 ? 0 : block, far && b == 0 ? 3 : b, block, b, lane,
-                  [](int, int) { return true; });
-    }
-  }
-  __syncthreads();
 }
 
 }  // namespace fw::sm90

@@ -178,11 +178,9 @@ __global__ void __launch_bounds__(kPrepThreads, 2) prep_vector_kernel(const __gr
   auto &shared = *cuda::dynamic_shared<VectorShared>();
   const int thread = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int pair = threadIdx.x % 64, group = threadIdx.x / 64;
-  const auto [slot, hv, h] = prep_tile(in.shape);
-  if (slot >= in.shape.slots) return;
-  const Chunk chunk = chunk_of(in.shape, slot);
+  const auto [slot, hv, h, chunk] = prep_tile(in.shape);
   launch_next();
-  if (thread < 128) zero_rows_outside(in, slot, hv, thread);
+  if (in.o_rows_left_over && thread < 128) zero_rows_outside(in, slot, hv, thread);
   if (chunk.rows == 0) return;
   const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + slot;
 

@@ -36,17 +36,28 @@ namespace fw::sm90 {
 constexpr int kEach = 8, kGroups = kChunk / kEach, kPrepThreads = kGroups * kKey / 2;  // rows of a thread
 constexpr float kLeast = 0x1p-116f;                                                   // e^-80
 
-// Heads are the grid's fastest index: the CTAs that run at a time then read whole lines of DRAM, all heads of few tokens.
+// The chunk and head of a CTA; heads are the grid's fastest index.
 struct PrepTile {
   int slot, hv, h;
+  Chunk chunk;
 };
 inline dim3 prep_grid(const Shape &shape) {
   constexpr int kMost = 32768;
   return dim3(shape.HV, shape.slots < kMost ? shape.slots : kMost, (shape.slots + kMost - 1) / kMost);
 }
+__device__ __forceinline__ PrepTile tile_at(const Shape &shape, int slot, int hv) {
+  PrepTile tile = {slot, hv, hv, {}};
+  if (shape.HV != shape.H) tile.h = static_cast<uint32_t>(hv) / (static_cast<uint32_t>(shape.HV) / static_cast<uint32_t>(shape.H));
+  if (slot >= shape.slots) return tile;
+  if (shape.B == 1 && !shape.cu_seqlens) {  // what chunk_of says too, without its divisions
+    tile.chunk = {0, slot * kChunk, min(shape.T - slot * kChunk, kChunk)};
+  } else {
+    tile.chunk = chunk_of(shape, slot);
+  }
+  return tile;
+}
 __device__ __forceinline__ PrepTile prep_tile(const Shape &shape) {
-  const unsigned hv = blockIdx.x, each = static_cast<unsigned>(shape.HV) / static_cast<unsigned>(shape.H);
-  return {static_cast<int>(blockIdx.y + gridDim.y * blockIdx.z), static_cast<int>(hv), static_cast<int>(each == 1 ? hv : hv / each)};
+  return tile_at(shape, static_cast<int>(blockIdx.y + gridDim.y * blockIdx.z), static_cast<int>(blockIdx.x));
 }
 
 // Of two keys of the 8 rows of a thread.
@@ -105,9 +116,15 @@ __device__ __forceinline__ float2 make_decays(const Chunk &chunk, int group, Row
     const uint32_t narrow = __float_as_uint(rows.decay[r].x);
     const float2 gate = kWide ? rows.decay[r] : make_float2(low_bf16(narrow), high_bf16(narrow));
     rows.decay[r] = make_float2(power_of_two(gate.x * kLog2e), power_of_two(gate.y * kLog2e));
-    if (kEach * group + r >= chunk.rows) rows.decay[r] = make_float2(1.0f, 1.0f);
-    all = times(all, rows.decay[r]);
   }
+  if (chunk.rows < kChunk) {
+#pragma unroll
+    for (int r = 0; r < kEach; ++r) {
+      if (kEach * group + r >= chunk.rows) rows.decay[r] = make_float2(1.0f, 1.0f);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kEach; ++r) all = times(all, rows.decay[r]);
   return all;
 }
 
@@ -152,15 +169,18 @@ __device__ __forceinline__ void normalize(uint32_t (&q)[kEach], uint32_t (&k)[kE
   }
 }
 
-// The decays from the chunk's start to the thread's group, and from its end to the chunk's.
+// The decays from the chunk's start to the thread's group, and from its end to the chunk's. A warp is of one group.
 template <class Sides>
 __device__ __forceinline__ void totals_around(const Sides &sides, int group, float2 &before, float2 &after) {
   before = after = make_float2(1.0f, 1.0f);
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const float2 total = sides.total(g);
-    if (g < group) before = times(before, total);
-    if (g > group) after = times(after, total);
+  for (int here = 0; here < kGroups; ++here) {
+    if (here != group) continue;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (g < here) before = times(before, sides.total(g));
+      if (g > here) after = times(after, sides.total(g));
+    }
   }
 }
 
