@@ -198,4 +198,49 @@ __device__ __forceinline__ void multiply_kept(const unsigned char *states, const
   }
 }
 
+__device__ __forceinline__ void zero_tile_rows(unsigned char *tiles, int from, int lane) {
+  for (int i = lane; i < (kChunk - from) * 16; i += 32) {
+    *reinterpret_cast<uint4 *>(tiles + i % 2 * kTileBytes + (from + i / 16) * 128 + i % 16 / 2 * 16) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+__device__ __forceinline__ void arrive_warp(uint64_t *barrier, int lane) {
+  __syncwarp();
+  barrier_arrive_if(shared_address(barrier), lane == 0);
+}
+
+// Sums over the warp's 16 rows m of d[m][i] with m >= i, to one float a column i.
+__device__ __forceinline__ void sum_columns(const float (&d)[32], float *to, int warp, int lane) {
+  const int g = lane / 4, t = lane % 4, row0 = 16 * warp + g, row8 = row0 + 8;
+  float c[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int column = i / 2 * 8 + 2 * t + i % 2, at = i / 2 * 4 + i % 2;
+    c[i] = (row0 >= column ? d[at] : 0.0f) + (row8 >= column ? d[at + 2] : 0.0f);
+  }
+  // Lanes of the same columns share them out: after each step half as many sums, of twice as many rows.
+#pragma unroll
+  for (int count = 8; count >= 2; count /= 2) {
+    const bool upper = lane & 2 * count;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const float keep = upper ? c[count + i] : c[i], give = upper ? c[i] : c[count + i];
+      c[i] = keep + __shfl_xor_sync(0xffffffffu, give, 2 * count);
+    }
+  }
+  *reinterpret_cast<float2 *>(to + 8 * g + 2 * t) = make_float2(c[0], c[1]);
+}
+
+// d[tokens][keys] += scores keys, and with the scores turned.
+__device__ __forceinline__ void add_scores(float (&d)[64], const unsigned char *scores, const unsigned char *keys) {
+  const uint64_t a = rows_along_sum(shared_address(scores)), b = rows_along_free(shared_address(keys), kTileBytes);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_n128_free_shared(d, advance(a, step * 32), advance(b, step * 2048), 1);
+}
+__device__ __forceinline__ void add_turned_scores(float (&d)[64], const unsigned char *scores, const unsigned char *keys) {
+  const uint64_t a = rows_along_free(shared_address(scores), kTileBytes), b = rows_along_free(shared_address(keys), kTileBytes);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_n128_free_turned(d, advance(a, step * 2048), advance(b, step * 2048), 1);
+}
+
 }  // namespace fw::sm90
