@@ -92,6 +92,17 @@ __device__ __forceinline__ void multiply_n64_free(float (&d)[32], const uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+// d[64x64] (+)= a[64x16] b[16x64], a by rows_along_free (its block_bytes is not used), b by rows_along_sum.
+__device__ __forceinline__ void multiply_n64_turned(float (&d)[32], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      FW_NAMES_32
+      "}, %32, %33, add, 1, 1, 1, 0;\n}\n"
+      : FW_SUMS_32
+      : "l"(a), "l"(b), "r"(add));
+}
+
 // d[64x128] (+)= a[64x16] b[16x128], a by rows_along_sum, b by rows_along_free.
 __device__ __forceinline__ void multiply_n128_free_shared(float (&d)[64], uint64_t a, uint64_t b, int add) {
   asm volatile(

@@ -136,14 +136,16 @@ __device__ __forceinline__ void store_rows(const float (&d)[64], unsigned char *
   }
 }
 
-// One warpgroup: dv = beta E, or E, of a chunk from two images; `factors` null without an erase.
+// kThreads threads: dv = beta E, or E, of a chunk from two images; `beta` null without an erase.
+template <int kThreads = 128>
 __device__ __forceinline__ void store_value_gradient(const GradientArguments &in, const unsigned char *e, const ByToken *beta,
                                                      const Chunk &chunk, int hv, int thread) {
   if (!in.dv) return;
   const Sm90Strides &s = in.dv_strides;
   __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(in.dv) + chunk.batch * s.batch + chunk.start * s.token + hv * s.head;
-#pragma unroll 2
-  for (int i = thread; i < kChunk * 16; i += 128) {
+  constexpr int kUnrolled = kThreads == 128 ? 2 : 4;  // code of 128 threads: see sm90_gradients.md
+#pragma unroll kUnrolled
+  for (int i = thread; i < kChunk * 16; i += kThreads) {
     const int row = i / 16;
     uint4 four = *reinterpret_cast<const uint4 *>(e + i % 16 / 8 * kTileBytes + swizzled(row, i % 8 * 16));
     if (beta) {
@@ -174,28 +176,6 @@ __device__ __forceinline__ float multiply_kept_part(const unsigned char *states,
     sum[1] = fmaf(with_dropped(a, rest[e / 4], e % 4 + 1), with_dropped(b, d_rest[e / 4], e % 4 + 1), sum[1]);
   }
   return sum[0] + sum[1];
-}
-
-// Elements of the state times its gradient as kept, with their dropped bits: of rank r of the pair those that a chain's thread
-// has, f(i, product); see state_at.
-template <class F>
-__device__ __forceinline__ void multiply_kept(const unsigned char *states, const unsigned char *d_states, const uint4 *dropped,
-                                              const uint4 *d_dropped, int64_t index, int rank, int thread, F f) {
-  const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
-#pragma unroll
-  for (int part = 0; part < 4; ++part) {
-    const int64_t at = (index * 2 + rank) * 512 + part * 128 + thread;
-    const uint4 four = dropped[at], d_four = d_dropped[at];
-    const uint32_t rest[4] = {four.x, four.y, four.z, four.w}, d_rest[4] = {d_four.x, d_four.y, d_four.z, d_four.w};
-#pragma unroll
-    for (int e = 0; e < 16; e += 2) {
-      const int i = 16 * part + e;
-      const uint32_t a = word_at(states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
-      const uint32_t b = word_at(d_states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
-      f(i, with_dropped(a, rest[e / 4], e % 4) * with_dropped(b, d_rest[e / 4], e % 4));
-      f(i + 1, with_dropped(a, rest[e / 4], e % 4 + 1) * with_dropped(b, d_rest[e / 4], e % 4 + 1));
-    }
-  }
 }
 
 __device__ __forceinline__ void zero_tile_rows(unsigned char *tiles, int from, int lane) {

@@ -1,466 +1,431 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward's last kernel for a vector gate; what it computes is in sm90_gradients.cu, with a decay for every key.
-// Between two rows lies a product of exp(g) <= 1 (sm90_blocks.cuh). A chunk is four blocks of 16 rows; what rows of a block
-// read of rows of the same block is summed row by row in fp32, a thread two keys; what they read of other blocks by products
-// in bf16 of keys decayed to a boundary between; of the states by warpgroup products.
+// Between two rows lies a product of exp(g) <= 1. What row i reads of row j < i goes through boundaries, so that both sides are
+// bf16 of decays at most 1 and past rows alone decide (sm90_scores.cuh): between blocks of 16 rows the start of i's and the end
+// of j's block, and all decays between in fp32; inside a block, with l the highest bit in which i and j differ, the row between
+// them whose lower l bits are 0 (l = 0: two rows, in fp32). The row itself in fp32.
 // dg_i is the flow across the decay of row i: from the state or an earlier row to the end or a later row, each a product with
-// that decay, never a difference. In a block: pairs of its rows, what comes from before to row i or later, what goes from
-// rows before i past the block, and what passes the whole block, which is summed for each block from reads of the state
-// (reads), from what stays to the end (writes), between blocks (passing), and <S, dS> of the key (kept).
-// Grid (slots, H), 256 threads; the value heads of the query/key head one after the other, whose dq and dk are added up in
-// global memory by the threads that own them.
-//   1. thread 0 loads; <S, dS>; warpgroup 0 d_o S^T, d_o V'^T; warpgroup 1 E S^T, V' dS^T, E V'^T; dv, dbeta; B1 and B2 to
-//      images, their diagonal blocks to fp32.
-//   2. The 64x128 sums to shared memory; thread (pair, block) has two keys of 16 rows: it scales the sums; decayed q, k to tiles.
-//   3. warp w: keys 16w .. 16w + 15 of the products between blocks, mma m16n8k16, added to the sums.
-//   4. Rows of the block from the last to the first; dq, dk, dg leave.
-// Shared memory: states and rows 114688, in their place sums 3 x 34816; tiles 3 x 16384, B1 and B2 2 x 8192, diagonal blocks
-// 8192, totals 2048, flows 9728, factors 896: 197 KB. Handing over: one mbarrier for loads, else __syncthreads.
+// that decay, never a difference. The flows through one boundary, summed for each row at its two sides, cross the rows between
+// that row and the boundary: a triangle of ones times flows by row (bf16). Block m also has what passes all of it.
+// The gradients are made as [keys][rows]: sums, operands and decays then lie alike in registers (sm90_gradients_vector.cuh) and
+// nothing but scores goes from warp to warp.
+// Grid: one CTA a multiprocessor; each takes (slot, query/key head) after another, its value heads in their order, whose dq and
+// dk are added up in global memory by the threads that own them. 256 threads; warp w has the keys 16w .. 16w + 15.
+//   1. Warpgroup 0 d_o V'^T, warpgroup 1 E V'^T, 8 x m64n64k16; meanwhile <S, dS>, decays (thread (pair, block)), dv. dbeta,
+//      B1 and B2 to images.
+//   2. Each warpgroup of 64 keys S d_o^T, S E^T, dS V'^T, 8 x m64n64k16 each; meanwhile q and k, decayed to the starts and ends
+//      of blocks. Then thread 0 loads the next states and rows.
+//   3. Between blocks, mma m16n8k16, added to the sums of 2 as these pass block after block.
+//   4. Block after block: from sums to dq and dk, inside the block, dg; in the places of q, k and decays.
+//   5. Out. Thread 0 loads the next q and k.
+// Shared memory: states, gradients 2 x 32768, d_o, V', E, q, k 5 x 16384, B1 and B2 2 x 8192, decays 33792, totals 2048,
+// <S, dS> 2048, scores next to the diagonal 512, factors 896: 199 KB. Handing over: an mbarrier each for the two loads, else
+// __syncthreads.
 #include "cuda/launch.cuh"
-#include "ops/recurrence/sm90_blocks.cuh"
-#include "ops/recurrence/sm90_gradients.cuh"
-#include "ops/recurrence/sm90_images.cuh"
+#include "ops/recurrence/sm90_gradients_flow.cuh"
 
 namespace fw::sm90 {
 namespace {
 
-constexpr int kFloatPitch = 136;  // floats: a warp's rows g and columns 2t hit 32 banks twice in two halves
+// ---- loads, by thread 0
 
-struct LoadedTiles {
-  unsigned char states[4 * kTileBytes], d_states[4 * kTileBytes];
-  unsigned char d_o[2 * kTileBytes], written[2 * kTileBytes], e[2 * kTileBytes];
-};
-
-struct __align__(1024) VectorGradientShared {
-  union {
-    LoadedTiles loaded;
-    float sums[3][kChunk * kFloatPitch];  // d_o S^T, E S^T, V' dS^T; then scaled, and what other blocks give added
-  };
-  unsigned char q_left[2 * kTileBytes], k_left[2 * kTileBytes], right[2 * kTileBytes];
-  unsigned char b1[kTileBytes], b2[kTileBytes];
-  float2 inner[4][16][16];  // B1, B2
-  float2 total[4][kKey / 2];
-  float kept[8][kKey], reads[4][kKey], writes[4][kKey], passing[3][kKey];  // passing: blocks (2, 0), (3, 0), (3, 1)
-  VectorFactors factors;
-  uint64_t full;
-};
-
-template <Sm90Erase kEraseIn, bool kWide>
-struct GradientSides {
-  using Is = Kind<kEraseIn, false, kWide, false>;
-  static constexpr bool kBounded = false;
-  VectorGradientShared &shared;
-  int pair;
-  Rows rows;
-  uint32_t q[16], k[16];
-  // Keeps the compiler from holding unpacked keys across this point: they do not fit in registers.
-  __device__ __forceinline__ void forget() {
-#pragma unroll
-    for (int r = 0; r < 16; ++r) hold(q[r]), hold(k[r]);
+// Slots without rows are passed over.
+__device__ __forceinline__ Step next_step(const Shape &shape, Step step) {
+  if (++step.member < shape.HV / shape.H) {
+    ++step.value_head;
+    return step;
   }
-  __device__ __forceinline__ float2 total(int b) const { return shared.total[b][pair]; }
-  __device__ __forceinline__ void left(uint32_t at, int r, float2 through, float2) {
-    put(shared.q_left, at, scaled<false>(q[r], through));
-    if (Is::kSolve) put(shared.k_left, at, scaled<false>(k[r], through));
-  }
-  __device__ __forceinline__ void right(uint32_t at, int r, float2 decay, bool) { put(shared.right, at, scaled<false>(k[r], decay)); }
-};
+  step.member = 0;
+  const int items = shape.slots * shape.H;
+  do {
+    step.item += gridDim.x;
+    if (step.item >= items) return {-1, 0, 0, 0, 0, {}};
+    step.slot = step.item / shape.H;
+    step.chunk = chunk_of(shape, step.slot);
+  } while (step.chunk.rows == 0);
+  step.head = step.item - step.slot * shape.H;
+  step.value_head = step.head * (shape.HV / shape.H);
+  return step;
+}
 
-__device__ __forceinline__ void load_pairs(uint32_t (&x)[16], const void *base, const Sm90Strides &s, const Chunk &chunk, int head,
-                                           int pair, int block) {
-  const __nv_bfloat16 *first = static_cast<const __nv_bfloat16 *>(base) + chunk.batch * s.batch + chunk.start * s.token +
-                               head * s.head + 2 * pair;
-#pragma unroll
-  for (int r = 0; r < 16; ++r) {
-    const int row = 16 * block + r;
-    x[r] = row < chunk.rows ? *reinterpret_cast<const uint32_t *>(first + row * s.token) : 0;
+__device__ __forceinline__ void load_halves(unsigned char *tiles, const CUtensorMap *map, uint64_t *full, int head,
+                                            const Chunk &chunk) {
+  for (int half = 0; half < 2; ++half) {
+    load_box(shared_address(tiles) + half * kTileBytes, map, shared_address(full), 64 * half, head, chunk.start, chunk.batch);
   }
 }
 
-__device__ __forceinline__ float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
-__device__ __forceinline__ float2 fused(float2 a, float2 b, float2 c) { return make_float2(fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y)); }
-__device__ __forceinline__ float2 fused(float a, float2 b, float2 c) { return make_float2(fmaf(a, b.x, c.x), fmaf(a, b.y, c.y)); }
-
 template <Sm90Erase kErase>
-__device__ __forceinline__ void load_tiles_of(const GradientArguments &in, VectorGradientShared &shared, const Chunk &chunk, int hv,
-                                              int64_t index) {
+__device__ __forceinline__ void load_rows(const GradientArguments &in, VectorGradientShared &shared, const Step &step) {
+  if (step.item < 0) return;
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
   constexpr uint32_t kPair = 2 * kTileBytes, kStates = 4 * kTileBytes;
-  LoadedTiles &to = shared.loaded;
-  const uint32_t full = shared_address(&shared.full);
-  const auto load_rows = [&](unsigned char *tiles, const CUtensorMap *map) {
-    for (int half = 0; half < 2; ++half) {
-      load_box(shared_address(tiles) + half * kTileBytes, map, full, 64 * half, hv, chunk.start, chunk.batch);
-    }
-  };
+  const uint32_t full = shared_address(&shared.rows_full);
+  const int hv = step.value_head;
+  const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + step.slot;
   barrier_expect_bytes(full, 2 * kStates + (in.d_o_is_zero ? 2 : 3) * kPair + (kSolve ? sizeof(VectorFactors) : 0));
-  load_bytes(shared_address(to.states), in.forward.states + index * kStates, kStates, full);
-  load_bytes(shared_address(to.d_states), in.reverse.states + index * kStates, kStates, full);
-  load_bytes(shared_address(to.e), in.reverse.rows + index * kPair, kPair, full);
-  if (!in.d_o_is_zero) load_rows(to.d_o, &in.d_o);
+  if (!in.d_o_is_zero) load_halves(shared.d_o, &in.d_o, &shared.rows_full, hv, step.chunk);
   if constexpr (kSolve) {
-    load_bytes(shared_address(to.written), in.forward.rows + index * kPair, kPair, full);
+    load_bytes(shared_address(shared.written), in.forward.rows + index * kPair, kPair, full);
     load_bytes(shared_address(&shared.factors), in.tiles.vector_factors + index, sizeof(VectorFactors), full);
   } else {
-    load_rows(to.written, &in.v);
+    load_halves(shared.written, &in.v, &shared.rows_full, hv, step.chunk);
+  }
+  load_bytes(shared_address(shared.e), in.reverse.rows + index * kPair, kPair, full);
+  load_bytes(shared_address(shared.states), in.forward.states + index * kStates, kStates, full);
+  load_bytes(shared_address(shared.d_states), in.reverse.states + index * kStates, kStates, full);
+  if (in.dg) {
+    constexpr uint32_t kDropped = 1024 * sizeof(uint4);
+    prefetch_bytes(in.forward.dropped + index * 1024, kDropped);
+    prefetch_bytes(in.reverse.dropped + index * 1024, kDropped);
   }
 }
 
-// <S, dS> of every key: the parts of eight warps.
-__device__ __forceinline__ void sum_kept(const GradientArguments &in, VectorGradientShared &shared, int64_t index, int thread) {
-  const int warp = thread / 32, lane = thread % 32;
-  float sums[32] = {};
-  multiply_kept(shared.loaded.states, shared.loaded.d_states, in.forward.dropped, in.reverse.dropped, index, thread / 128, thread % 128,
-                [&](int i, float product) { sums[i / 4 * 2 + i % 2] += product; });
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], step);
-    if (lane < 4) shared.kept[warp][i / 2 * 8 + 2 * lane + i % 2] = sums[i];
+__device__ __forceinline__ void load_keys(const GradientArguments &in, VectorGradientShared &shared, const Step &step) {
+  if (step.item < 0) return;
+  barrier_expect_bytes(shared_address(&shared.keys_full), 4 * kTileBytes);
+  load_halves(shared.q, &in.q, &shared.keys_full, step.head, step.chunk);
+  load_halves(shared.k, &in.k, &shared.keys_full, step.head, step.chunk);
+}
+
+// Rows of two images from `from` on become 0.
+__device__ __forceinline__ void zero_rows(unsigned char *tiles, int from, int thread) {
+#pragma unroll 1
+  for (int i = thread; i < (kChunk - from) * 16; i += 256) {
+    *reinterpret_cast<uint4 *>(tiles + i % 2 * kTileBytes + (from + i / 16) * 128 + i % 16 / 2 * 16) = make_uint4(0, 0, 0, 0);
   }
 }
 
-// Gradients of scores, already scaled: the image, and the diagonal blocks in fp32 as part `part` of `inner`.
-template <int kPart>
-__device__ __forceinline__ void keep_scores(VectorGradientShared &shared, const float (&d)[32], int warp, int lane) {
-  const int g = lane / 4, t = lane % 4;
-  store_image(d, shared_address(kPart == 0 ? shared.b1 : shared.b2), warp, lane);
+// ---- step 1
+
+__device__ __forceinline__ void keep_decays(VectorGradientShared &shared, const Rows &rows, int pair, int block) {
+  float2 all = make_float2(1.0f, 1.0f);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    if (i / 8 != warp) continue;
-    const int row = g + (i & 2) * 4, column = i % 8 / 4 * 8 + 2 * t + i % 2;
-    float2 &to = shared.inner[warp][row][column];
-    (kPart == 0 ? to.x : to.y) = column + kPart <= row ? d[i] : 0.0f;
+  for (int r = 0; r < 16; ++r) {
+    *reinterpret_cast<float2 *>(shared.decay + (16 * block + r) * kDecayPitch + 2 * pair) = rows.decay[r];
+    all = times(all, rows.decay[r]);
   }
+  *reinterpret_cast<float2 *>(shared.total[block] + 2 * pair) = all;
 }
 
-__device__ __forceinline__ void store_sums(const float (&p)[64], float *to, int warp, int lane) {
-  const int row = 16 * warp + lane / 4, column = lane % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < 64; i += 2) {
-    *reinterpret_cast<float2 *>(to + (row + (i & 2) * 4) * kFloatPitch + i / 4 * 8 + column) = make_float2(p[i], p[i + 1]);
-  }
-}
-
-// Step 1 after the loads. Leaves the sums in shared memory.
+// d: d_o V'^T of warpgroup 0, E V'^T of warpgroup 1.
 template <Sm90Erase kErase>
-__device__ __forceinline__ void run_products(const GradientArguments &in, VectorGradientShared &shared, const Chunk &chunk, int hv,
-                                             int thread) {
-  constexpr bool kSolve = kErase == Sm90Erase::kShared;
-  const int group = thread / 128, warp = thread / 32 % 4, lane = thread % 32, g = lane / 4, t = lane % 4;
-  const LoadedTiles &from = shared.loaded;
-  float p[64], d[32];
-  if (group == 0) {
-    hold(d);
-    product_fence();
-    multiply_rows_of(d, from.d_o, from.written);
-    product_commit();
-    store_value_gradient(in, from.e, kSolve ? &shared.factors.beta : nullptr, chunk, hv, thread);
-    product_wait<0>();
-    hold(d);
+__device__ __forceinline__ void finish_scores(const GradientArguments &in, VectorGradientShared &shared, const Step &step,
+                                              float (&d)[32], int thread) {
+  const int warp = thread / 32 % 4, lane = thread % 32, g = lane / 4, t = lane % 4;
+  if (thread < 128) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) d[i] *= in.scale;
     keep_scores<0>(shared, d, warp, lane);
-    hold(p);
-    product_fence();
-    multiply_states(p, from.d_o, from.states);
-    product_commit();
-    product_wait<0>();
-    hold(p);
-    __syncthreads();
-    store_sums(p, shared.sums[0], warp, lane);
-  } else {
-    float reads[64];
-    if constexpr (kSolve) {
-      hold(d);
-      product_fence();
-      multiply_rows_of(d, from.e, from.written);
-      product_commit();
-      const float beta0 = at_token(shared.factors.beta, 16 * warp + g), beta8 = at_token(shared.factors.beta, 16 * warp + g + 8);
-      product_wait<0>();
-      hold(d);
-      if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, chunk, hv, warp, g, t);
+  } else if (kErase == Sm90Erase::kShared) {
+    const float beta0 = at_token(shared.factors.beta, 16 * warp + g), beta8 = at_token(shared.factors.beta, 16 * warp + g + 8);
+    if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, step.chunk, step.value_head, warp, g, t);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) d[i] *= i & 2 ? -beta8 : -beta0;
-      keep_scores<1>(shared, d, warp, lane);
-      hold(reads);
-      product_fence();
-      multiply_states(reads, from.e, from.states);
-      product_commit();
-      product_wait<0>();
-      hold(reads);
-    }
-    hold(p);
-    product_fence();
-    multiply_states(p, from.written, from.d_states);
-    product_commit();
-    product_wait<0>();
-    hold(p);
-    __syncthreads();
-    store_sums(p, shared.sums[2], warp, lane);
-    if constexpr (kSolve) store_sums(reads, shared.sums[1], warp, lane);
+    for (int i = 0; i < 32; ++i) d[i] *= i & 2 ? -beta8 : -beta0;
+    keep_scores<1>(shared, d, warp, lane);
   }
-  __syncthreads();
 }
 
-// Step 3. Sums of a warp's 16 keys: [what q, k of a block read, what keys of a block give][two tiles of 8 keys].
+// ---- step 2
+
+// d[64 keys][tokens] = states rows^T over the 128 values, of the warpgroup's keys.
+__device__ __forceinline__ void multiply_turned_states(float (&d)[32], const unsigned char *states, const unsigned char *rows,
+                                                       int group) {
+  const uint64_t a = rows_along_free(shared_address(states) + group * kTileBytes, kTileBytes);
+  const uint64_t b = rows_along_sum(shared_address(rows));
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    multiply_n64_turned(d, advance(a, step / 4 * 2 * kTileBytes + step % 4 * 2048),
+                        advance(b, step / 4 * kTileBytes + step % 4 * 32), step > 0);
+  }
+}
+
+// Where a lane's rows of the 8x8 tiles of a block lie in q and k.
+__device__ __forceinline__ uint32_t block_corner(int warp, int block, int lane) {
+  const int part = lane / 8;
+  return warp / 4 * kTileBytes + swizzled(16 * block + 8 * (part >> 1) + lane % 8, 32 * (warp % 4) + 16 * (part & 1));
+}
+
 template <Sm90Erase kErase>
-__device__ __forceinline__ void multiply_between(VectorGradientShared &shared, int warp, int lane) {
+__device__ __forceinline__ void make_sides(const VectorGradientShared &shared, BlockSides &sides, const Lane &lane) {
+  const int warp = lane.warp;
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+    BlockDecays of;
+    TreeDecays none;
+    make_products<false>(shared, lane, block, 16 * warp + lane.g, of, none);
+    uint32_t words[4];
+    float k[8], x[8];
+    const uint32_t corner = block_corner(warp, block, lane.lane);
+    load_tiles_transposed(words, shared_address(shared.k) + corner);
+    unpack_tile(k, words);
+    if (block < 3) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = k[i] * of.end[i];
+      pack_tile(sides.right[block], x);
+    }
+    if (block == 0) continue;
+    if constexpr (kErase == Sm90Erase::kShared) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = k[i] * of.start[i];
+      pack_tile(sides.k[block - 1], x);
+    }
+    load_tiles_transposed(words, shared_address(shared.q) + corner);
+    unpack_tile(x, words);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= of.start[i];
+    pack_tile(sides.q[block - 1], x);
+  }
+}
+
+// ---- step 4
+
+// Adds what the value heads before gave, in the thread's own place of global memory, or leaves the sum there.
+__device__ __forceinline__ void add_heads(float (&d)[8], float *partial, int part, int thread, bool is_first, bool is_last) {
+  float4 *place = reinterpret_cast<float4 *>(partial) + part * 512 + thread;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float *x = d + 4 * i;
+    if (!is_first) {
+      const float4 four = place[256 * i];
+      x[0] += four.x, x[1] += four.y, x[2] += four.z, x[3] += four.w;
+    }
+    if (!is_last) place[256 * i] = make_float4(x[0], x[1], x[2], x[3]);
+  }
+}
+
+template <Sm90Erase kErase>
+__device__ __forceinline__ void run_block(const GradientArguments &in, VectorGradientShared &shared, const Step &step, int block,
+                                          Sums &sums, const float (&whole)[2], const float (&pass)[2][4], const Lane &lane) {
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
-  const int g = lane / 4, t = lane % 4, part = lane / 8;
-  const uint32_t corner = warp / 4 * kTileBytes;
-  float of_q[3][2][4] = {}, of_k[3][2][4] = {}, of_keys[3][2][4] = {};
-  const auto multiply = [&](float (&d)[2][4], const uint32_t (&a)[4], const unsigned char *tiles, int block) {
-    uint32_t b[4];
-    load_tiles_transposed(b, shared_address(tiles) + corner +
-                                 swizzled(16 * block + 8 * (part & 1) + lane % 8, warp % 4 * 32 + (part >> 1) * 16));
-    multiply_bf16(d[0], a, b[0], b[1]);
-    multiply_bf16(d[1], a, b[2], b[3]);
-  };
-  const auto add = [&](float (&to)[2][4], const float (&from)[2][4], bool is_decayed, int block) {
+  const int warp = lane.warp, key = 16 * warp + lane.g;
+  BlockDecays decays;
+  TreeDecays tree;
+  make_products<true>(shared, lane, block, key, decays, tree);
+  Block of;
+  uint32_t words[4];
+  const uint32_t corner = block_corner(warp, block, lane.lane);
+  load_tiles_transposed(words, shared_address(shared.q) + corner);
+  unpack_tile(of.q, words);
+  load_tiles_transposed(words, shared_address(shared.k) + corner);
+  unpack_tile(of.k, words);
+  float reads[8], writes[8];
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const float2 by = is_decayed ? shared.total[block][8 * warp + 4 * n + t] : make_float2(1.0f, 1.0f);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) to[n][e] = fmaf(e % 2 ? by.y : by.x, from[n][e], to[n][e]);
+  for (int i = 0; i < 8; ++i) {
+    of.dq[i] = decays.start[i] * sums.of_q[8 * block + i];
+    of.dk[i] = decays.end[i] * sums.of_keys[8 * block + i];
+    reads[i] = of.q[i] * of.dq[i];
+    writes[i] = of.k[i] * of.dk[i];
+    if constexpr (kSolve) {
+      const float read = decays.start[i] * sums.of_k[8 * block + i];
+      reads[i] = fmaf(of.k[i], read, reads[i]);
+      of.dk[i] += read;
     }
-  };
-  const auto add_flow = [&](float (&flow)[2][2], const float (&d)[2][4], const unsigned char *left, int block) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t x = *reinterpret_cast<const uint32_t *>(left + corner +
-                                                               swizzled(16 * block + g + 8 * half, warp % 4 * 32 + n * 16 + 4 * t));
-        flow[n][0] = fmaf(low_bf16(x), d[n][2 * half], flow[n][0]);
-        flow[n][1] = fmaf(high_bf16(x), d[n][2 * half + 1], flow[n][1]);
-      }
-    }
-  };
-#pragma unroll
-  for (int i = 1; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < i; ++j) {
-      const bool far = (i ^ j) >= 2;
-      const int left = far && i == 3 ? 0 : i, right = far && j == 0 ? 3 : j;
-      const uint32_t plain = swizzled(16 * i + 8 * (part & 1) + lane % 8, 32 * j + 16 * (part >> 1));
-      const uint32_t turned = swizzled(16 * i + 8 * (part >> 1) + lane % 8, 32 * j + 16 * (part & 1));
-      float flow[2][2] = {}, q[2][4] = {}, keys[2][4] = {};
-      uint32_t a[4];
-      load_tiles(a, shared_address(shared.b1) + plain);
-      multiply(q, a, shared.right, right);
-      add(of_q[i - 1], q, far && i == 3, 2);
-      load_tiles_transposed(a, shared_address(shared.b1) + turned);
-      multiply(keys, a, shared.q_left, left);
-      if (far) add_flow(flow, q, shared.q_left, left);
-      if constexpr (kSolve) {
-        float k[2][4] = {};
-        load_tiles(a, shared_address(shared.b2) + plain);
-        multiply(k, a, shared.right, right);
-        add(of_k[i - 1], k, far && i == 3, 2);
-        load_tiles_transposed(a, shared_address(shared.b2) + turned);
-        multiply(keys, a, shared.k_left, left);
-        if (far) add_flow(flow, k, shared.k_left, left);
-      }
-      add(of_keys[j], keys, far && j == 0, 1);
-      if (!far || (i == 2 && j == 1)) continue;  // blocks 2 and 1 have none between them
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float &x = flow[e / 2][e % 2];
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-        if (g == 0) shared.passing[i - 2 + j][16 * warp + e / 2 * 8 + 2 * t + e % 2] = x;
-      }
-    }
+    of.dg[i] = whole[i / 2 % 2] + pass[block / 2][i / 2 % 2 * 2 + block % 2];
   }
+  run_pairs<kErase>(shared, of, tree, block, lane.t);
+  run_tree<kErase>(shared, of, tree, reads, writes, block, lane);
+
+  if (in.partial) {
+    const bool is_first = step.member == 0, is_last = step.member + 1 == in.shape.HV / in.shape.H;
+    float *partial = in.partial + static_cast<int64_t>(step.item) * (2 * kChunk * kKey);
+    add_heads(of.dq, partial, block, 32 * warp + lane.lane, is_first, is_last);
+    add_heads(of.dk, partial, 4 + block, 32 * warp + lane.lane, is_first, is_last);
+  }
+  // When heads are left these are not the sums yet, and q and k are loaded again.
+  pack_tile(words, of.dq);
+  store_tiles_transposed(shared_address(shared.q) + corner, words[0], words[1], words[2], words[3]);
+  pack_tile(words, of.dk);
+  store_tiles_transposed(shared_address(shared.k) + corner, words[0], words[1], words[2], words[3]);
+  float *dg = shared.decay + (16 * block + 2 * lane.t) * kDecayPitch + key;
 #pragma unroll
-  for (int block = 0; block < 3; ++block) {
-#pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-      const int n = i / 4, e = i % 4, at = (16 * block + g + e * 4) * kFloatPitch + 16 * warp + 8 * n + 2 * t;
-      const auto add_pair = [&](int which, int place, const float (&x)[2][4]) {
-        float2 *to = reinterpret_cast<float2 *>(shared.sums[which] + place);
-        *to = plus(*to, make_float2(x[n][e], x[n][e + 1]));
-      };
-      add_pair(0, at + 16 * kFloatPitch, of_q[block]);
-      if (kSolve) add_pair(1, at + 16 * kFloatPitch, of_k[block]);
-      add_pair(2, at, of_keys[block]);
-    }
+  for (int i = 0; i < 8; ++i) dg[(i / 4 * 8 + i % 2) * kDecayPitch + i / 2 % 2 * 8] = of.dg[i];
+}
+
+// ---- step 5
+
+// dq or dk of a chunk that has not all rows.
+__device__ __forceinline__ void store_short_rows(const unsigned char *tiles, void *out, const Sm90Strides &s, const Chunk &chunk,
+                                                 int head, int thread) {
+  if (!out) return;
+  __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(out) + chunk.batch * s.batch + chunk.start * s.token + head * s.head;
+#pragma unroll 1
+  for (int i = thread; i < chunk.rows * 16; i += 256) {
+    *reinterpret_cast<uint4 *>(to + i / 16 * s.token + i % 16 * 8) =
+        *reinterpret_cast<const uint4 *>(tiles + i % 16 / 8 * kTileBytes + swizzled(i / 16, i % 8 * 16));
   }
 }
 
-// What passes a whole block, of two keys.
-__device__ __forceinline__ float2 passing_flow(const VectorGradientShared &shared, int pair, int block) {
-  const auto at = [pair](const float (&x)[kKey]) { return *reinterpret_cast<const float2 *>(x + 2 * pair); };
-  float2 flow = make_float2(0.0f, 0.0f);
-  for (int warp = 0; warp < 8; ++warp) flow = plus(flow, at(shared.kept[warp]));
-  for (int b = 0; b < 4; ++b) flow = times(flow, shared.total[b][pair]);
-  for (int b = block + 1; b < 4; ++b) flow = plus(flow, at(shared.reads[b]));
-  for (int b = 0; b < block; ++b) flow = plus(flow, at(shared.writes[b]));
-  if (block == 1 || block == 2) flow = plus(flow, plus(at(shared.passing[1]), at(shared.passing[block == 1 ? 0 : 2])));
-  return flow;
-}
-
-// Two keys of a row to a bf16 tensor, through the sum over value heads when there are several.
-__device__ __forceinline__ void store_pair(float2 d, void *out, const Sm90Strides &s, const Chunk &chunk, int head, int row, int pair,
-                                           float *partial, bool is_first, bool is_last) {
-  if (partial) {
-    float2 *sum = reinterpret_cast<float2 *>(partial + row * kKey) + pair;
-    if (!is_first) d = plus(d, *sum);
-    if (!is_last) *sum = d;
+// The pairs whose decays the thread has put there.
+template <bool kWide>
+__device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, const VectorGradientShared &shared,
+                                                    const Chunk &chunk, int hv, int pair, int block) {
+  const Sm90Strides &s = in.dg_strides;
+  const int64_t at = chunk.batch * s.batch + (chunk.start + 16 * block) * s.token + hv * s.head + 2 * pair;
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {
+    const float2 d = *reinterpret_cast<const float2 *>(shared.decay + (16 * block + r) * kDecayPitch + 2 * pair);
+    if (16 * block + r >= chunk.rows) continue;
+    if (kWide) {
+      *reinterpret_cast<float2 *>(static_cast<float *>(in.dg) + at + r * s.token) = d;
+    } else {
+      *reinterpret_cast<uint32_t *>(static_cast<__nv_bfloat16 *>(in.dg) + at + r * s.token) = pack_bf16(d.x, d.y);
+    }
   }
-  if (!out || !is_last) return;
-  __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(out) + chunk.batch * s.batch + (chunk.start + row) * s.token + head * s.head;
-  reinterpret_cast<uint32_t *>(to)[pair] = pack_bf16(d.x, d.y);
 }
 
 template <Sm90Erase kErase, bool kWide>
 __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_constant__ GradientArguments in) {
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
   auto &shared = *cuda::dynamic_shared<VectorGradientShared>();
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, pair = thread % 64, block = thread / 64;
-  const int slot = blockIdx.x, h = blockIdx.y, group = in.shape.HV / in.shape.H;
+  const int thread = threadIdx.x;
+  Lane lane = make_lane(thread % 32);
   if (thread == 0) {
-    barrier_init(shared_address(&shared.full), 1);
+    barrier_init(shared_address(&shared.rows_full), 1);
+    barrier_init(shared_address(&shared.keys_full), 1);
     barrier_init_fence();
   }
   __syncthreads();
   launch_wait();
-  const Chunk chunk = chunk_of(in.shape, slot);
-  if (chunk.rows == 0) return;
-  float *partial = in.partial ? in.partial + (static_cast<int64_t>(slot) * in.shape.H + h) * (2 * kChunk * kKey) : nullptr;
-
-  for (int member = 0; member < group; ++member) {
-    const int hv = h * group + member;
-    const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + slot;
-    if (thread == 0) load_tiles_of<kErase>(in, shared, chunk, hv, index);
-    barrier_wait(shared_address(&shared.full), member & 1);
-    if (in.d_o_is_zero || chunk.rows < kChunk) {
-      const int from = in.d_o_is_zero ? 0 : chunk.rows;
-      for (int i = thread; i < (kChunk - from) * 16; i += 256) {
-        const int row = from + i / 16, at = i % 2 * kTileBytes + row * 128 + i % 16 / 2 * 16;
-        *reinterpret_cast<uint4 *>(shared.loaded.d_o + at) = make_uint4(0, 0, 0, 0);
-        if (!kSolve && row >= chunk.rows) *reinterpret_cast<uint4 *>(shared.loaded.written + at) = make_uint4(0, 0, 0, 0);
-      }
+  if (in.d_o_is_zero) {
+    zero_rows(shared.d_o, 0, thread);
+    fence_async_shared();
+  }
+  if (thread == 0) {
+    const int heads = in.shape.HV / in.shape.H;
+    shared.steps[0] = next_step(in.shape, {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), heads - 1, 0, 0, 0, {}});
+    load_rows<kErase>(in, shared, shared.steps[0]);
+    load_keys(in, shared, shared.steps[0]);
+  }
+  __syncthreads();
+  // The gates of a step are loaded at the end of the one before.
+  Rows rows;
+  const auto load_next = [&](const Step &next, int id) {
+    if (next.item >= 0) load_gates<kWide>(in, next.chunk, next.value_head, id % 64, id / 64, rows);
+  };
+  load_next(shared.steps[0], thread);
+  for (uint32_t parity = 0; shared.steps[parity].item >= 0; parity ^= 1) {
+    const Step &step = shared.steps[parity];  // read again where it is needed: registers for it would be spilled
+    Step &next = shared.steps[parity ^ 1];
+    uint32_t id = thread + (static_cast<uint32_t>(step.item) >> 31);  // thread
+    lane.place(id);
+    barrier_wait(shared_address(&shared.rows_full), parity);
+    if (step.chunk.rows < kChunk) {
+      barrier_wait(shared_address(&shared.keys_full), parity);
+      zero_rows(shared.q, step.chunk.rows, thread);
+      zero_rows(shared.k, step.chunk.rows, thread);
+      zero_rows(shared.d_o, step.chunk.rows, thread);
+      if (!kSolve) zero_rows(shared.written, step.chunk.rows, thread);
       fence_async_shared();
       __syncthreads();
     }
-    if (in.dg) sum_kept(in, shared, index, thread);
-    run_products<kErase>(in, shared, chunk, hv, thread);
-
-    GradientSides<kErase, kWide> sides = {shared, pair, {}, {}, {}};
-    Rows &rows = sides.rows;
-    place_rows(rows, pair);
-    load_gates<typename GradientSides<kErase, kWide>::Is>(in, chunk, hv, pair, block, rows);
-    load_pairs(sides.q, in.q_rows, in.q_strides, chunk, h, pair, block);
-    load_pairs(sides.k, in.k_rows, in.k_strides, chunk, h, pair, block);
-    make_decays<typename GradientSides<kErase, kWide>::Is>(chunk, block, rows);
-    float2 all = rows.decay[0];
-#pragma unroll
-    for (int r = 1; r < 16; ++r) all = times(all, rows.decay[r]);
-    shared.total[block][pair] = all;
-    __syncthreads();
-
-    // The sums become gradients of what q and k read before the block, at its start, and of its keys at its end.
-    const auto sum_at = [&](int which, int r) -> float2 & {
-      return *reinterpret_cast<float2 *>(shared.sums[which] + (16 * block + r) * kFloatPitch + 2 * pair);
-    };
-    float2 before = make_float2(1.0f, 1.0f), after = before;
-    for (int b = 0; b < block; ++b) before = times(before, shared.total[b][pair]);
-    for (int b = 3; b > block; --b) after = times(after, shared.total[b][pair]);
-    float2 run = make_float2(1.0f, 1.0f), flow = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int r = 0; r < 16; ++r) {
-      const float2 of_q = times(times(before, make_float2(in.scale, in.scale)), sum_at(0, r));
-      sum_at(0, r) = of_q;
-      run = times(run, rows.decay[r]);
-      float2 read = times(unpacked<false>(sides.q[r]), of_q);
-      if constexpr (kSolve) {
-        const float beta = -at_token(shared.factors.beta, 16 * block + r);
-        const float2 of_k = times(times(before, make_float2(beta, beta)), sum_at(1, r));
-        sum_at(1, r) = of_k;
-        read = fused(unpacked<false>(sides.k[r]), of_k, read);
-      }
-      flow = fused(run, read, flow);
+    Sums sums;
+    {
+      const int group = __shfl_sync(0xffffffffu, lane.warp / 4, 0);  // known to be one for a warp
+      float d[32] = {};
+      hold(d);
+      product_fence();
+      // Without an erase both warpgroups make the same: wgmma in a branch would be serialized.
+      multiply_rows_of(d, kSolve && group == 1 ? shared.e : shared.d_o, shared.written);
+      product_commit();
+      DroppedBits dropped;
+      if (in.dg) load_dropped(dropped, in, step, 0, id);
+      make_decays<kWide>(step.chunk, id / 64, rows);
+      keep_decays(shared, rows, id % 64, id / 64);
+      store_value_gradient<256>(in, shared.e, kSolve ? &shared.factors.beta : nullptr, step.chunk, step.value_head, id);
+      if (in.dg) sum_kept(in, step, shared, dropped, id);
+      product_wait<0>();
+      hold(d);
+      finish_scores<kErase>(in, shared, step, d, id);
     }
-    *reinterpret_cast<float2 *>(shared.reads[block] + 2 * pair) = flow;
-    sides.forget();
-    run = make_float2(1.0f, 1.0f), flow = make_float2(0.0f, 0.0f);
+    lane.place(id);
+    const int group = __shfl_sync(0xffffffffu, lane.warp / 4, 0);
+    hold(sums.of_q);
+    if constexpr (kSolve) hold(sums.of_k);
+    hold(sums.of_keys);
+    product_fence();
+    multiply_turned_states(sums.of_q, shared.states, shared.d_o, group);
+    if constexpr (kSolve) multiply_turned_states(sums.of_k, shared.states, shared.e, group);
+    multiply_turned_states(sums.of_keys, shared.d_states, shared.written, group);
+    product_commit();
+    __syncthreads();
+    BlockSides sides;
+    barrier_wait(shared_address(&shared.keys_full), parity);
+    lane.place(id);
+    make_sides<kErase>(shared, sides, lane);
+    float beta[16];
+    if constexpr (kSolve) read_tokens(beta, shared.factors.beta, lane.t);
+    product_wait<0>();
+    hold(sums.of_q);
+    if constexpr (kSolve) hold(sums.of_k);
+    hold(sums.of_keys);
+    if constexpr (kSolve) {
 #pragma unroll
-    for (int r = 15; r >= 0; --r) {
-      const float2 of_key = times(after, sum_at(2, r));
-      sum_at(2, r) = of_key;
-      flow = fused(times(run, unpacked<false>(sides.k[r])), of_key, flow);
-      run = times(run, rows.decay[r]);
+      for (int i = 0; i < 32; ++i) sums.of_k[i] *= -beta[i / 4 * 2 + i % 2];
     }
-    *reinterpret_cast<float2 *>(shared.writes[block] + 2 * pair) = flow;
-    sides.forget();
-    store_blocks(sides, block);
     __syncthreads();
-    multiply_between<kErase>(shared, warp, lane);
-    __syncthreads();
-    float2 of_keys[16];
-#pragma unroll
-    for (int r = 0; r < 16; ++r) of_keys[r] = sum_at(2, r);
-    const float2 passing = in.dg ? passing_flow(shared, pair, block) : make_float2(0.0f, 0.0f);
+    if (thread == 0) {
+      next = next_step(in.shape, step);
+      load_rows<kErase>(in, shared, next);
+    }
 
-    float d_run[2] = {0.0f, 0.0f};
+    lane.place(id);
+    const int key = 16 * lane.warp + lane.g;
+    float total[4][2], whole[2] = {0.0f, 0.0f}, pass[2][4] = {};
 #pragma unroll
-    for (int i = 15; i >= 0; --i) {
-      sides.forget();
-      hold(d_run);  // and loads of scores stay behind
-      const float2 q = unpacked<false>(sides.q[i]), k = unpacked<false>(sides.k[i]), decay = rows.decay[i];
-      const float diagonal = shared.inner[block][i][i].x;
-      float2 dq = make_float2(diagonal * k.x, diagonal * k.y), dx = make_float2(0.0f, 0.0f), between = dx, dg = passing;
-      between = make_float2(1.0f, 1.0f);
-      float2 dk = fused(diagonal, q, of_keys[i]);
-      const float2 of_q = sum_at(0, i);
-      float2 of_k = make_float2(0.0f, 0.0f), later = fused(q, of_q, make_float2(d_run[0], d_run[1]));
-      if constexpr (kSolve) of_k = sum_at(1, i), later = fused(k, of_k, later);
+    for (int n = 0; n < 2; ++n) {
 #pragma unroll
-      for (int j = i - 1; j >= 0; --j) {
-        const float2 b = shared.inner[block][i][j];
-        const float2 decayed = times(times(unpacked<false>(sides.k[j]), between), decay);
-        float2 back = fused(b.x, q, of_keys[j]);
-        dq = fused(b.x, decayed, dq);
-        if constexpr (kSolve) {
-          back = fused(b.y, k, back);
-          dx = fused(b.y, decayed, dx);
-        }
-        dg = fused(decayed, back, dg);
-        of_keys[j] = times(back, decay);
-        between = times(between, rows.decay[j]);
+      for (int b = 0; b < 4; ++b) {
+        total[b][n] = shared.total[b][key + 8 * n];
+        if (in.dg) whole[n] += shared.kept[b][key + 8 * n];
       }
-      const float2 whole = times(between, decay);  // from the block's start
-      dq = fused(whole, of_q, dq);
-      dg = fused(whole, later, dg);
-      d_run[0] = later.x * decay.x, d_run[1] = later.y * decay.y;
-      if constexpr (kSolve) dk = plus(dk, fused(whole, of_k, dx));
-      const int row = 16 * block + i;
-      if (row >= chunk.rows) continue;
-      const bool is_first = member == 0, is_last = member + 1 == group;
-      store_pair(dq, in.dq, in.dq_strides, chunk, h, row, pair, partial, is_first, is_last);
-      store_pair(dk, in.dk, in.dk_strides, chunk, h, row, pair, partial ? partial + kChunk * kKey : nullptr, is_first, is_last);
-      if (in.dg) {
-        const Sm90Strides &s = in.dg_strides;
-        const int64_t at = chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head + 2 * pair;
-        if (kWide) {
-          *reinterpret_cast<float2 *>(static_cast<float *>(in.dg) + at) = dg;
-        } else {
-          *reinterpret_cast<uint32_t *>(static_cast<__nv_bfloat16 *>(in.dg) + at) = pack_bf16(dg.x, dg.y);
-        }
-      }
+      whole[n] *= total[0][n] * total[1][n] * total[2][n] * total[3][n];
+    }
+    multiply_between<kErase>(shared, sides, sums, total, in.scale, pass, lane);
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      lane.place(id);
+      run_block<kErase>(in, shared, step, block, sums, whole, pass, lane);
     }
     fence_async_shared();
     __syncthreads();
+    id = threadIdx.x + (static_cast<uint32_t>(step.item) >> 31);
+    load_next(next, id);
+    const bool is_last = step.member + 1 == in.shape.HV / in.shape.H;
+    if (is_last && step.chunk.rows == kChunk) {
+      if (thread == 0) {
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t at = half * kTileBytes;
+          if (in.dq) store_box(&in.dq_map, shared_address(shared.q) + at, 64 * half, step.head, step.chunk.start, step.chunk.batch);
+          if (in.dk) store_box(&in.dk_map, shared_address(shared.k) + at, 64 * half, step.head, step.chunk.start, step.chunk.batch);
+        }
+        store_commit();
+      }
+    } else if (is_last) {
+      store_short_rows(shared.q, in.dq, in.dq_strides, step.chunk, step.head, id);
+      store_short_rows(shared.k, in.dk, in.dk_strides, step.chunk, step.head, id);
+      __syncthreads();
+    }
+    if (in.dg) store_gate_gradient<kWide>(in, shared, step.chunk, step.value_head, id % 64, id / 64);
+    if (thread == 0) {
+      store_wait_read<0>();
+      load_keys(in, shared, next);
+    }
   }
+  if (thread == 0) store_wait<0>();
 }
 
 template <Sm90Erase kErase, bool kWide>
 cudaError_t launch(const GradientArguments &in, cudaStream_t stream) {
   constexpr int kBytes = sizeof(VectorGradientShared);
   static_assert(kBytes <= 232448);
-  return cuda::launch({dim3(in.shape.slots, in.shape.H), 256, kBytes, stream, 1, true}, gradients_vector_kernel<kErase, kWide>, in);
+  int device = 0, count = 1;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  if (status != cudaSuccess) return status;
+  const int64_t items = static_cast<int64_t>(in.shape.slots) * in.shape.H;
+  return cuda::launch({dim3(static_cast<unsigned>(items < count ? items : count)), 256, kBytes, stream, 1, true},
+                      gradients_vector_kernel<kErase, kWide>, in);
 }
 
 template <Sm90Erase kErase>

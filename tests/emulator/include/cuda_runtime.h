@@ -144,6 +144,13 @@ inline float __uint_as_float(uint32_t bits) {
   memcpy(&x, &bits, 4);
   return x;
 }
+// Bytes 0 to 3 of x and 4 to 7 of y, by the digits of `which`, the lowest first.
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {
+  const uint64_t both = x | static_cast<uint64_t>(y) << 32;
+  uint32_t word = 0;
+  for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(both >> (8 * (which >> (4 * i) & 7)) & 255) << (8 * i);
+  return word;
+}
 inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
 // Nibble i of `select` says which byte of y:x is byte i; its top bit (the sign instead) is not used here.
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select) {

@@ -52,6 +52,7 @@ template <int kPending>
 void store_wait() {
   emulator::bulk_wait(kPending);
 }
+inline void prefetch_bytes(const void *, uint32_t) {}
 inline void prefetch_map(const CUtensorMap *) {}
 
 }  // namespace fw::sm90

@@ -127,6 +127,10 @@ inline void multiply_n64_shared(float (&d)[32], uint64_t a, uint64_t b, int add)
   GroupProduct p = {d, nullptr, a, b, add};
   emulator::warpgroup_meet("multiply_n64_shared", &p, issue_product<64, false>);
 }
+inline void multiply_n64_turned(float (&d)[32], uint64_t a, uint64_t b, int add) {
+  GroupProduct p = {d, nullptr, a, b, add};
+  emulator::warpgroup_meet("multiply_n64_turned", &p, issue_product<64, false, true>);
+}
 inline void multiply_n64_free(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
   GroupProduct p = {d, a, 0, b, add};
   emulator::warpgroup_meet("multiply_n64_free", &p, issue_product<64, true>);
