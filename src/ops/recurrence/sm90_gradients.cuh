@@ -143,8 +143,7 @@ __device__ __forceinline__ void store_value_gradient(const GradientArguments &in
   if (!in.dv) return;
   const Sm90Strides &s = in.dv_strides;
   __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(in.dv) + chunk.batch * s.batch + chunk.start * s.token + hv * s.head;
-  constexpr int kUnrolled = kThreads == 128 ? 2 : 4;  // code of 128 threads: see sm90_gradients.md
-#pragma unroll kUnrolled
+#pragma unroll(kThreads == 128 ? 2 : 4)  // of 128 threads few: what code costs says sm90_gradients.md
   for (int i = thread; i < kChunk * 16; i += kThreads) {
     const int row = i / 16;
     uint4 four = *reinterpret_cast<const uint4 *>(e + i % 16 / 8 * kTileBytes + swizzled(row, i % 8 * 16));

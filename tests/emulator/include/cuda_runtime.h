@@ -152,13 +152,6 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {
   return word;
 }
 inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
-// Nibble i of `select` says which byte of y:x is byte i; its top bit (the sign instead) is not used here.
-inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select) {
-  const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
-  uint32_t result = 0;
-  for (uint32_t i = 0; i < 4; ++i) result |= static_cast<uint32_t>(bytes >> (8 * (select >> (4 * i) & 7)) & 255) << (8 * i);
-  return result;
-}
 inline float __int_as_float(int bits) { return __uint_as_float(static_cast<uint32_t>(bits)); }
 inline size_t __cvta_generic_to_shared(const void *pointer) { return fw::emulator::address_of(pointer); }
 template <class T>
