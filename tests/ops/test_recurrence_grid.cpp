@@ -190,7 +190,10 @@ void run_sm90(fw_direction direction) {
         Random random(static_cast<uint64_t>(spec.seed));
         spec.K = random.chance(0.6) ? 128 : 8 * random.integer(1, 16), spec.V = random.chance(0.6) ? 128 : 8 * random.integer(1, 16);
         spec.T = pick(random, {1, 63, 64, 65, 130, 200, 257, 515});
-        if (regime == kHold && row.op != FW_OP_BY_AXES) spec.B = spec.H = spec.group = 1, spec.T = 1100;  // two segments without a pack
+        if (regime == kHold && row.op != FW_OP_BY_AXES) {
+          spec.B = spec.H = spec.group = 1;
+          spec.T = row.op % 3 == 1 || row.op == FW_OP_KDA ? 3700 : 1100;  // the longer ones in segments, without a pack
+        }
         if (is_short()) spec.B = spec.H = 1, spec.group = 1 + row.op % 2, spec.T = pick(random, {17, 64, 130});
         if (spec.T < 8) spec.tail = 0;
         spec.state_dtype = FW_F32, spec.o_dtype = FW_NONE, spec.gate_dtype = random.chance(0.3) && regime != kHold ? FW_BF16 : FW_F32;
@@ -206,6 +209,14 @@ void run_sm90(fw_direction direction) {
 
 TEST(Grid, ForwardOfSm90) { run_sm90(FW_FORWARD); }
 TEST(Grid, BackwardOfSm90) { run_sm90(FW_BACKWARD); }
+
+// Nine chunks whose operands are exact: only the sums are rounded, which the tensor cores cut. Missed the bound of the state by
+// 4 % when all products of a chunk went into the state's own sums.
+TEST(Grid, ForwardOfExactOperands) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  const Spec spec = parse_spec("op=1 B=2 T=515 group=2 K=128 V=104 dtype=2 layout=1 regime=4 form=1 scale_milli=1173 seed=8410");
+  Checked(spec, FW_FORWARD).run(forced("sm90_chunk"), "sm90_chunk");
+}
 
 // The references in fp32 pass the same limits.
 TEST(Grid, References) {

@@ -125,6 +125,49 @@ __device__ __forceinline__ void multiply_n128_free_turned(float (&d)[64], uint64
       : "l"(a), "l"(b), "r"(add));
 }
 
+// Products with a lower triangle of 64x64 as the second operand, 16 of its rows at a time: only the columns that they reach.
+#define FW_SUMS_8(o) \
+  "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3]), "+f"(d[o + 4]), "+f"(d[o + 5]), "+f"(d[o + 6]), "+f"(d[o + 7])
+
+// d (+)= a b, of columns 0 to 16 kStep + 15; b by rows_along_free.
+template <int kStep>
+__device__ __forceinline__ void multiply_n64_free_to(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
+  if constexpr (kStep == 3) {
+    multiply_n64_free(d, a, b, add);
+  } else if constexpr (kStep == 2) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %29, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23}, {%24, %25, %26, %27}, %28, add, 1, 1, 1;\n}\n"
+        : FW_SUMS_8(0), FW_SUMS_8(8), FW_SUMS_8(16)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+  } else if constexpr (kStep == 1) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, add, 1, 1, 1;\n}\n"
+        : FW_SUMS_8(0), FW_SUMS_8(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+  } else {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, add, 1, 1, 1;\n}\n"
+        : FW_SUMS_8(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+  }
+}
+
+// d (+)= a times a lower triangle whose rows are an image; a: four first operands. Its transpose would need sums that start inside
+// d, for which the compiler serializes all products.
+__device__ __forceinline__ void multiply_lower_free(float (&d)[32], const uint32_t (&a)[4][4], uint64_t b, int add) {
+  multiply_n64_free_to<3>(d, a[3], advance(b, 6144), add);
+  multiply_n64_free_to<2>(d, a[2], advance(b, 4096), 1);
+  multiply_n64_free_to<1>(d, a[1], advance(b, 2048), 1);
+  multiply_n64_free_to<0>(d, a[0], b, 1);
+}
+
+#undef FW_SUMS_8
 #undef FW_SUMS_32
 #undef FW_SUMS_64
 #undef FW_NAMES_32

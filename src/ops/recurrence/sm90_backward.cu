@@ -31,7 +31,7 @@ KeptLayout lay_out_kept(Parts &parts, size_t tiles, bool has_rows, bool is_gated
 }
 
 Layout layout(const Sm90Forward &in) {
-  const size_t tiles = static_cast<size_t>(slots(in)) * in.HV, state = segment_state_bytes(in);
+  const size_t tiles = static_cast<size_t>(slots(in)) * in.HV, state = segment_state_bytes(in, true);
   const bool is_gated = in.gate != Sm90Gate::kNone;
   Parts parts;
   Layout at = {};
@@ -137,7 +137,7 @@ int sm90_backward_launch(const Sm90Backward &in, void *workspace, void *stream_p
   scan.shape = gradients.shape;
   scan.tiles = gradients.tiles;
   scan.scale = call.scale;
-  scan.segments = segments(call);
+  scan.segments = segments(call, true);
   scan.end_key = by_key ? kKey : 1, scan.end_value = by_key ? 1 : kKey;
   scan.start_key = scan.end_key, scan.start_value = scan.end_value;
   ScanArguments reverse = scan;

@@ -40,8 +40,8 @@ Layout layout(const Sm90Forward &in) {
   Layout at = {};
   at.tiles = lay_out_tiles(parts, in);
   at.gate = parts.take(makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * in.K * sizeof(float) : 0);
-  at.summary = parts.take(2 * segment_state_bytes(in));
-  at.start = parts.take(segment_state_bytes(in));
+  at.summary = parts.take(2 * segment_state_bytes(in, false));
+  at.start = parts.take(segment_state_bytes(in, false));
   at.total = parts.total;
   return at;
 }
@@ -153,7 +153,7 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   if (status != cudaSuccess) return status;
 
   const bool by_key = in.layout == Sm90Layout::kKeyValue;
-  scan.segments = segments(in);
+  scan.segments = segments(in, false);
   scan.end_state = in.final_state;
   scan.end_key = by_key ? in.V : 1, scan.end_value = by_key ? 1 : in.K;
   scan.start_keys = shape.K, scan.start_values = shape.V;

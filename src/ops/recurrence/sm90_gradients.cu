@@ -14,12 +14,14 @@
 // dq and dk stay in sums. 512 threads:
 //   warpgroup 0: warp 0 loads; a tile is loaded again as soon as it was read.
 //   warpgroup 1: <S, dS>, dv, dg.
-//   warpgroup 2: d_o S^T, 8 x m64n128k16; d_o V'^T, q k^T, E V'^T, k k^T, 8 x m64n64k16 each; B1 k, 4 x m64n128k16; dq, dbeta.
+//   warpgroup 2: d_o S^T, 8 x m64n128k16; d_o V'^T, q k^T, E V'^T, k k^T, 8 x m64n64k16 each; flows by decays, 8 x m64n64k16 with
+//                ones; B1 k, 4 x m64n128k16; dq, dbeta.
 //   warpgroup 3: E S^T, V' dS^T, 8 x m64n128k16 each; B2 k, B1^T q, B2^T k, 4 x m64n128k16 each; dk.
 // Barriers: full and empty of keys (q, k), rows (d_o, V', E, factors) and states; scores (B1 and B2, warpgroup 2 to 3); flows
 // (warpgroups 2 and 3 to 1); tail (loads of a partial chunk to the loader, which zeroes rows past the end).
-// Shared memory: S and dS 2 x 32768, q, k, d_o, V', E 5 x 16384, B1 and B2 2 x 8192, dq and dk 2 x 16384, flows 18432, small
-// things 3500: 219 KB.
+// Shared memory: S and dS 2 x 32768, q, k, d_o, V', E 5 x 16384, B1 and B2 2 x 8192, dq and dk 2 x 16384, ones 8192, flows 16384,
+// small things 4700: 221 KB.
+// What all warpgroups run for an item has to fit in the cache of instructions, see docs/kernels/sm90_gradients.md.
 #include "ops/recurrence/sm90_chain.cuh"
 #include "ops/recurrence/sm90_gradients.cuh"
 #include "ops/recurrence/sm90_images.cuh"
@@ -27,18 +29,18 @@
 namespace fw::sm90 {
 namespace {
 
-constexpr int kFlowPitch = 72;
-
 struct __align__(1024) GradientShared {
   unsigned char q[2 * kTileBytes], k[2 * kTileBytes];
   unsigned char d_o[2 * kTileBytes], written[2 * kTileBytes], e[2 * kTileBytes];
   unsigned char states[4 * kTileBytes], d_states[4 * kTileBytes];
   unsigned char b1[kTileBytes], b2[kTileBytes];
   unsigned char dq[2 * kTileBytes], dk[2 * kTileBytes];
-  float flows[kChunk * kFlowPitch];  // (m, j): what row m reads of what row j wrote, times its gradient
+  unsigned char ones[kTileBytes];  // (i, j): 1 for j < i
+  float4 flows[8][128];            // warpgroup 2: sums of a thread that do not fit in its registers
   Factors factors;
+  float crossed[4][kChunk];                             // flows inside the chunk that cross a row's decay, to each 16 rows
   float read_q[kChunk], read_k[kChunk], wrote[kChunk];  // of S by row, into the end by row
-  float later[kChunk], total[4];
+  float total[2][4];
   uint64_t keys_full, keys_empty, rows_full, rows_empty, states_full, states_empty;
   uint64_t scores_full, scores_empty, flows_full, flows_empty, tail;
 };
@@ -55,12 +57,6 @@ __device__ __forceinline__ void for_items(const GradientArguments &in, F f) {
   for (int i = blockIdx.x; i < items; i += gridDim.x) {
     const Item item = {i / in.shape.H, i % in.shape.H, chunk_of(in.shape, i / in.shape.H)};
     if (item.chunk.rows > 0) f(item);
-  }
-}
-
-__device__ __forceinline__ void zero_tile_rows(unsigned char *tiles, int from, int lane) {
-  for (int i = lane; i < (kChunk - from) * 16; i += 32) {
-    *reinterpret_cast<uint4 *>(tiles + i % 2 * kTileBytes + (from + i / 16) * 128 + i % 16 / 2 * 16) = make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -130,50 +126,35 @@ __device__ __forceinline__ void load_items(const GradientArguments &in, Gradient
   });
 }
 
-__device__ __forceinline__ void arrive_warp(uint64_t *barrier, int lane) {
-  __syncwarp();
-  barrier_arrive_if(shared_address(barrier), lane == 0);
-}
-
-// Sums in warpgroup 1: flows that cross the decay of each row.
-__device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, GradientShared &shared, const Chunk &chunk, int hv,
-                                                    int thread) {
-  const int warp = thread / 32, lane = thread % 32, column = thread % kChunk, half = thread / kChunk;
-  float v[32], sum = half == 1 ? shared.wrote[column] : 0.0f;
+// One warp: dg from the flows that cross the decay of each row; total: those from before the chunk to behind it.
+__device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, const GradientShared &shared, float total,
+                                                    const Chunk &chunk, int hv, int lane) {
+  const auto read = [&](int row) { return shared.read_q[row] + shared.read_k[row]; };
+  // Reads of the state at and after each row, what earlier rows left in the end.
+  float read_low = read(lane), read_high = read(lane + 32);
+  const float wrote_low = shared.wrote[lane], wrote_high = shared.wrote[lane + 32];
+  float left_low = wrote_low, left_high = wrote_high;
 #pragma unroll
-  for (int i = 31; i >= 0; --i) v[i] = sum += shared.flows[(32 * half + i) * kFlowPitch + column];
-  if (half == 1) {
-    shared.later[column] = sum;
-  } else if (warp == 0) {  // reads of the state at and after each row, and the whole chunk's
-    float low = shared.read_q[lane] + shared.read_k[lane], high = shared.read_q[lane + 32] + shared.read_k[lane + 32];
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const float next = __shfl_down_sync(0xffffffffu, high, step), after = __shfl_down_sync(0xffffffffu, low, step);
-      if (lane + step < 32) high += next, low += after;
-    }
-    high += shared.total[0] + shared.total[1] + (shared.total[2] + shared.total[3]);
-    shared.read_q[lane + 32] = high;
-    shared.read_q[lane] = low + __shfl_sync(0xffffffffu, high, 0);
+  for (int step = 1; step < 32; step *= 2) {
+    const float high = __shfl_down_sync(0xffffffffu, read_high, step), low = __shfl_down_sync(0xffffffffu, read_low, step);
+    if (lane + step < 32) read_high += high, read_low += low;
+    const float left = __shfl_up_sync(0xffffffffu, left_low, step), right = __shfl_up_sync(0xffffffffu, left_high, step);
+    if (lane >= step) left_low += left, left_high += right;
   }
-  named_barrier(1, 128);
-  const float below = half == 0 ? shared.later[column] : 0.0f;
+  read_low += __shfl_sync(0xffffffffu, read_high, 0);
+  const float all_low = __shfl_sync(0xffffffffu, left_low, 31);
+  left_low = __shfl_up_sync(0xffffffffu, left_low, 1), left_high = __shfl_up_sync(0xffffffffu, left_high, 1);
+  if (lane == 0) left_low = left_high = 0.0f;
+  left_high += all_low;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) shared.flows[(32 * half + i) * kFlowPitch + column] = v[i] + below;
-  named_barrier(1, 128);
-  float mine = 0.0f;
-#pragma unroll 4
-  for (int r = 0; r < 16; ++r) {
-    const int row = 16 * warp + r;
-    const float *from = shared.flows + row * kFlowPitch + lane;
-    float x = (lane < row ? from[0] : 0.0f) + (lane + 32 < row ? from[32] : 0.0f);
-#pragma unroll
-    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-    if (lane == r) mine = x + shared.read_q[row];
-  }
-  const int row = 16 * warp + lane;
-  if (lane < 16 && row < chunk.rows) {
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane + 32 * half;
+    const float inside = shared.crossed[0][row] + shared.crossed[1][row] + (shared.crossed[2][row] + shared.crossed[3][row]);
+    const float mine = inside + (half == 1 ? left_high : left_low) + ((half == 1 ? read_high : read_low) + total);
     const Sm90Strides &s = in.dg_strides;
-    store_real(in.dg, in.g_type, chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head, mine);
+    if (row < chunk.rows) {
+      store_real(in.dg, in.g_type, chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head, mine);
+    }
   }
 }
 
@@ -187,13 +168,20 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
       const int hv = item.h * group + r;
       const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + item.slot;
       float total = 0.0f;
-      barrier_wait(shared_address(&shared.states_full), parity);
       if (kGated && in.dg) {
+        // A sixteenth of a thread's elements at a time, by one body of code: what does not fit in the cache of instructions costs
+        // more than what it does. Dropped bits are loaded two turns ahead.
+        const uint4 *from = in.forward.dropped + index * 1024 + thread, *d_from = in.reverse.dropped + index * 1024 + thread;
+        uint4 bits[3] = {from[0], from[128], from[256]}, d_bits[3] = {d_from[0], d_from[128], d_from[256]};
+        barrier_wait(shared_address(&shared.states_full), parity);
 #pragma unroll 1
-        for (int rank = 0; rank < 2; ++rank) {
-          multiply_kept(shared.states, shared.d_states, in.forward.dropped, in.reverse.dropped, index, rank, thread,
-                        [&](int, float product) { total += product; });
+        for (int part = 0; part < 8; ++part) {
+          total += multiply_kept_part(shared.states, shared.d_states, bits[0], d_bits[0], part, thread);
+          bits[0] = bits[1], bits[1] = bits[2], d_bits[0] = d_bits[1], d_bits[1] = d_bits[2];
+          if (part < 5) bits[2] = from[128 * (part + 3)], d_bits[2] = d_from[128 * (part + 3)];
         }
+      } else {
+        barrier_wait(shared_address(&shared.states_full), parity);
       }
       arrive_warp(&shared.states_empty, lane);
       barrier_wait(shared_address(&shared.rows_full), parity);
@@ -203,39 +191,18 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
       if constexpr (kGated) {
         barrier_wait(shared_address(&shared.flows_full), parity);
         if (in.dg) {
+          float(&of_warps)[4] = shared.total[parity];
 #pragma unroll
           for (int step = 16; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
-          if (lane == 0) shared.total[thread / 32] = total;
+          if (lane == 0) of_warps[thread / 32] = total;
           named_barrier(1, 128);
-          store_gate_gradient(in, shared, item.chunk, hv, thread);
+          total = of_warps[0] + of_warps[1] + (of_warps[2] + of_warps[3]);
+          if (thread < 32) store_gate_gradient(in, shared, total, item.chunk, hv, lane);
         }
         arrive_warp(&shared.flows_empty, lane);
       }
     }
   });
-}
-
-// Products of scores and their gradients, stored or added.
-template <bool kAdds>
-__device__ __forceinline__ void store_flows(GradientShared &shared, const float (&d)[32], const float (&z)[32], int row, int t) {
-#pragma unroll
-  for (int i = 0; i < 32; i += 2) {
-    float2 *to = reinterpret_cast<float2 *>(shared.flows + (row + (i & 2) * 4) * kFlowPitch + i / 4 * 8 + 2 * t);
-    const float2 sum = kAdds ? *to : make_float2(0.0f, 0.0f);
-    *to = make_float2(fmaf(z[i], d[i], sum.x), fmaf(z[i + 1], d[i + 1], sum.y));
-  }
-}
-
-// d[tokens][keys] += scores keys, and with the scores turned.
-__device__ __forceinline__ void add_scores(float (&d)[64], const unsigned char *scores, const unsigned char *keys) {
-  const uint64_t a = rows_along_sum(shared_address(scores)), b = rows_along_free(shared_address(keys), kTileBytes);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_n128_free_shared(d, advance(a, step * 32), advance(b, step * 2048), 1);
-}
-__device__ __forceinline__ void add_turned_scores(float (&d)[64], const unsigned char *scores, const unsigned char *keys) {
-  const uint64_t a = rows_along_free(shared_address(scores), kTileBytes), b = rows_along_free(shared_address(keys), kTileBytes);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_n128_free_turned(d, advance(a, step * 2048), advance(b, step * 2048), 1);
 }
 
 template <Sm90Gate kGate, Sm90Erase kErase>
@@ -251,6 +218,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
     for (int r = 0; r < group; ++r, parity ^= 1) {
       const int hv = item.h * group + r;
       float2 read = {};
+      [[maybe_unused]] float flows[32];  // (m, j): what row m reads of what row j wrote, times its gradient
       barrier_wait(shared_address(&shared.states_full), parity);
       barrier_wait(shared_address(&shared.rows_full), parity);
       {
@@ -283,15 +251,22 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
         barrier_wait(shared_address(&shared.scores_empty), parity ^ 1);
         store_image(d, shared_address(shared.b1), warp, lane);
         if constexpr (kGated) {
-          barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
           hold(z);
           product_fence();
           multiply_rows_of(z, shared.q, shared.k);
           product_commit();
           product_wait<0>();
           hold(z);
-          store_flows<false>(shared, d, z, row0, t);
-          if (t == 0) shared.read_q[row0] = read.x, shared.read_q[row8] = read.y;
+          if constexpr (kSolve) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+              shared.flows[i][thread] = make_float4(z[4 * i] * d[4 * i], z[4 * i + 1] * d[4 * i + 1], z[4 * i + 2] * d[4 * i + 2],
+                                                    z[4 * i + 3] * d[4 * i + 3]);
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) flows[i] = z[i] * d[i];
+          }
         }
       }
       if constexpr (kSolve) {
@@ -313,13 +288,49 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
           product_commit();
           product_wait<0>();
           hold(z);
-          store_flows<true>(shared, d, z, row0, t);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const float4 four = shared.flows[i][thread];
+            const float before[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) flows[4 * i + e] = fmaf(z[4 * i + e], d[4 * i + e], before[e]);
+          }
         }
       }
       fence_async_shared();
       arrive_warp(&shared.rows_empty, lane);
       arrive_warp(&shared.scores_full, lane);
-      if constexpr (kGated) arrive_warp(&shared.flows_full, lane);
+      if constexpr (kGated) {
+        // Flows summed over columns j < i by a product with ones, the flows as two bf16.
+        uint32_t a[4][4];
+        float sums[32];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          a[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
+          flows[2 * i] -= low_bf16(a[i / 4][i % 4]), flows[2 * i + 1] -= high_bf16(a[i / 4][i % 4]);
+        }
+        const uint64_t ones = rows_along_sum(shared_address(shared.ones));
+        hold(sums);
+        product_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(sums, a[step], advance(ones, step * 32), step > 0);
+        product_commit();
+        product_wait<0>();
+        hold(sums);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = pack_bf16(flows[2 * i], flows[2 * i + 1]);
+        hold(sums);
+        product_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) multiply_n64(sums, a[step], advance(ones, step * 32), 1);
+        product_commit();
+        product_wait<0>();
+        hold(sums);
+        barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
+        sum_columns(sums, shared.crossed[warp], warp, lane);
+        if (t == 0) shared.read_q[row0] = read.x, shared.read_q[row8] = read.y;
+        arrive_warp(&shared.flows_full, lane);
+      }
       barrier_wait(shared_address(&shared.scores_full), parity);  // the rows of the other warps
       hold(dq);
       product_fence();
@@ -426,6 +437,13 @@ __global__ void __launch_bounds__(512, 1) gradients_kernel(const __grid_constant
     init(shared.flows_full, 8), init(shared.flows_empty, 4);
     init(shared.tail, 1);
     barrier_init_fence();
+  }
+  if constexpr (kGate == Sm90Gate::kScalar) {
+    const int row = threadIdx.x / 8, first = threadIdx.x % 8 * 8;
+    const auto pair = [&](int j) { return (j < row ? 0x3f80u : 0u) | (j + 1 < row ? 0x3f800000u : 0u); };
+    *reinterpret_cast<uint4 *>(shared.ones + swizzled(row, 2 * first)) =
+        make_uint4(pair(first), pair(first + 2), pair(first + 4), pair(first + 6));
+    fence_async_shared();
   }
   __syncthreads();
   launch_wait();

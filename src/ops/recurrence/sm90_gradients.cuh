@@ -143,7 +143,7 @@ __device__ __forceinline__ void store_value_gradient(const GradientArguments &in
   if (!in.dv) return;
   const Sm90Strides &s = in.dv_strides;
   __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(in.dv) + chunk.batch * s.batch + chunk.start * s.token + hv * s.head;
-#pragma unroll
+#pragma unroll(kThreads == 128 ? 2 : 4)  // of 128 threads few: what code costs says sm90_gradients.md
   for (int i = thread; i < kChunk * 16; i += kThreads) {
     const int row = i / 16;
     uint4 four = *reinterpret_cast<const uint4 *>(e + i % 16 / 8 * kTileBytes + swizzled(row, i % 8 * 16));
@@ -158,26 +158,68 @@ __device__ __forceinline__ void store_value_gradient(const GradientArguments &in
   }
 }
 
-// Elements of the state times its gradient as kept, with their dropped bits: of rank r of the pair those that a chain's thread
-// has, f(i, product); see state_at.
-template <class F>
-__device__ __forceinline__ void multiply_kept(const unsigned char *states, const unsigned char *d_states, const uint4 *dropped,
-                                              const uint4 *d_dropped, int64_t index, int rank, int thread, F f) {
+// Sum of 16 elements of the state times its gradient as kept, with their dropped bits: those that a chain's thread has as elements
+// 16 (part % 4) and on (see state_at), of half part / 4 of the values.
+__device__ __forceinline__ float multiply_kept_part(const unsigned char *states, const unsigned char *d_states, const uint4 &dropped,
+                                                    const uint4 &d_dropped, int part, int thread) {
   const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
+  const uint32_t rest[4] = {dropped.x, dropped.y, dropped.z, dropped.w};
+  const uint32_t d_rest[4] = {d_dropped.x, d_dropped.y, d_dropped.z, d_dropped.w};
+  float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int part = 0; part < 4; ++part) {
-    const int64_t at = (index * 2 + rank) * 512 + part * 128 + thread;
-    const uint4 four = dropped[at], d_four = d_dropped[at];
-    const uint32_t rest[4] = {four.x, four.y, four.z, four.w}, d_rest[4] = {d_four.x, d_four.y, d_four.z, d_four.w};
+  for (int e = 0; e < 16; e += 2) {
+    const int column = part % 2 * 4 + e / 4;
+    const uint32_t a = word_at(states + part / 2 * kTileBytes, row + (e & 2) * 4, column, t);
+    const uint32_t b = word_at(d_states + part / 2 * kTileBytes, row + (e & 2) * 4, column, t);
+    sum[0] = fmaf(with_dropped(a, rest[e / 4], e % 4), with_dropped(b, d_rest[e / 4], e % 4), sum[0]);
+    sum[1] = fmaf(with_dropped(a, rest[e / 4], e % 4 + 1), with_dropped(b, d_rest[e / 4], e % 4 + 1), sum[1]);
+  }
+  return sum[0] + sum[1];
+}
+
+__device__ __forceinline__ void zero_tile_rows(unsigned char *tiles, int from, int lane) {
+  for (int i = lane; i < (kChunk - from) * 16; i += 32) {
+    *reinterpret_cast<uint4 *>(tiles + i % 2 * kTileBytes + (from + i / 16) * 128 + i % 16 / 2 * 16) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+__device__ __forceinline__ void arrive_warp(uint64_t *barrier, int lane) {
+  __syncwarp();
+  barrier_arrive_if(shared_address(barrier), lane == 0);
+}
+
+// Sums over the warp's 16 rows m of d[m][i] with m >= i, to one float a column i.
+__device__ __forceinline__ void sum_columns(const float (&d)[32], float *to, int warp, int lane) {
+  const int g = lane / 4, t = lane % 4, row0 = 16 * warp + g, row8 = row0 + 8;
+  float c[16];
 #pragma unroll
-    for (int e = 0; e < 16; e += 2) {
-      const int i = 16 * part + e;
-      const uint32_t a = word_at(states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
-      const uint32_t b = word_at(d_states + rank * 2 * kTileBytes, row + (i & 2) * 4, i / 4, t);
-      f(i, with_dropped(a << 16, rest[e / 4], e % 4) * with_dropped(b << 16, d_rest[e / 4], e % 4));
-      f(i + 1, with_dropped(a & 0xffff0000u, rest[e / 4], e % 4 + 1) * with_dropped(b & 0xffff0000u, d_rest[e / 4], e % 4 + 1));
+  for (int i = 0; i < 16; ++i) {
+    const int column = i / 2 * 8 + 2 * t + i % 2, at = i / 2 * 4 + i % 2;
+    c[i] = (row0 >= column ? d[at] : 0.0f) + (row8 >= column ? d[at + 2] : 0.0f);
+  }
+  // Lanes of the same columns share them out: after each step half as many sums, of twice as many rows.
+#pragma unroll
+  for (int count = 8; count >= 2; count /= 2) {
+    const bool upper = lane & 2 * count;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const float keep = upper ? c[count + i] : c[i], give = upper ? c[i] : c[count + i];
+      c[i] = keep + __shfl_xor_sync(0xffffffffu, give, 2 * count);
     }
   }
+  *reinterpret_cast<float2 *>(to + 8 * g + 2 * t) = make_float2(c[0], c[1]);
+}
+
+// d[tokens][keys] += scores keys, and with the scores turned.
+__device__ __forceinline__ void add_scores(float (&d)[64], const unsigned char *scores, const unsigned char *keys) {
+  const uint64_t a = rows_along_sum(shared_address(scores)), b = rows_along_free(shared_address(keys), kTileBytes);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_n128_free_shared(d, advance(a, step * 32), advance(b, step * 2048), 1);
+}
+__device__ __forceinline__ void add_turned_scores(float (&d)[64], const unsigned char *scores, const unsigned char *keys) {
+  const uint64_t a = rows_along_free(shared_address(scores), kTileBytes), b = rows_along_free(shared_address(keys), kTileBytes);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_n128_free_turned(d, advance(a, step * 2048), advance(b, step * 2048), 1);
 }
 
 }  // namespace fw::sm90

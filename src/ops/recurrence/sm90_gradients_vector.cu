@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward's last kernel for a vector gate; what it computes is in sm90_gradients.cu, with a decay for every key.
 // Between two rows lies a product of exp(g) <= 1. What row i reads of row j < i goes through boundaries, so that both sides are
-// bf16 of decays at most 1 and past rows alone decide (sm90_blocks.cuh): between blocks of 16 rows the start of i's and the end
+// bf16 of decays at most 1 and past rows alone decide (sm90_scores.cuh): between blocks of 16 rows the start of i's and the end
 // of j's block, and all decays between in fp32; inside a block, with l the highest bit in which i and j differ, the row between
 // them whose lower l bits are 0 (l = 0: two rows, in fp32). The row itself in fp32.
 // dg_i is the flow across the decay of row i: from the state or an earlier row to the end or a later row, each a product with
@@ -277,7 +277,6 @@ __device__ __forceinline__ void store_gate_gradient(const GradientArguments &in,
 template <Sm90Erase kErase, bool kWide>
 __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_constant__ GradientArguments in) {
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
-  using Is = Kind<kErase, false, kWide, false>;
   auto &shared = *cuda::dynamic_shared<VectorGradientShared>();
   const int thread = threadIdx.x;
   Lane lane = make_lane(thread % 32);
@@ -302,7 +301,7 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
   // The gates of a step are loaded at the end of the one before.
   Rows rows;
   const auto load_next = [&](const Step &next, int id) {
-    if (next.item >= 0) load_gates<Is>(in, next.chunk, next.value_head, id % 64, id / 64, rows);
+    if (next.item >= 0) load_gates<kWide>(in, next.chunk, next.value_head, id % 64, id / 64, rows);
   };
   load_next(shared.steps[0], thread);
   for (uint32_t parity = 0; shared.steps[parity].item >= 0; parity ^= 1) {
@@ -331,7 +330,7 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
       product_commit();
       DroppedBits dropped;
       if (in.dg) load_dropped(dropped, in, step, 0, id);
-      make_decays<Is>(step.chunk, id / 64, rows);
+      make_decays<kWide>(step.chunk, id / 64, rows);
       keep_decays(shared, rows, id % 64, id / 64);
       store_value_gradient<256>(in, shared.e, kSolve ? &shared.factors.beta : nullptr, step.chunk, step.value_head, id);
       if (in.dg) sum_kept(in, step, shared, dropped, id);

@@ -6,7 +6,7 @@
 // each, its sums over two tiles of eight rows, and with eight tiles the sums of a warp of m64n64k16.
 #pragma once
 #include "cuda/sm90/scalar.cuh"
-#include "ops/recurrence/sm90_blocks.cuh"
+#include "ops/recurrence/sm90_gates.cuh"
 #include "ops/recurrence/sm90_gradients.cuh"
 #include "ops/recurrence/sm90_images.cuh"
 
@@ -62,6 +62,46 @@ __device__ __forceinline__ void load_scores_turned(uint32_t (&w)[4], uint32_t im
 __device__ __forceinline__ void multiply_block(float *x, const uint32_t (&a)[4], const uint32_t (&w)[4]) {
   multiply_bf16(quad(x), a, w[0], w[1]);
   multiply_bf16(quad(x + 4), a, w[2], w[3]);
+}
+
+// ---- gates: thread (pair, block) has two keys of 16 rows
+
+struct Rows {
+  float2 decay[16];
+};
+
+__device__ __forceinline__ float2 times(float2 a, float2 b) { return make_float2(a.x * b.x, a.y * b.y); }
+
+// The gates as they are stored, to `decay`; make_decays goes on. kWide: g is fp32.
+template <bool kWide>
+__device__ __forceinline__ void load_gates(const GradientArguments &in, const Chunk &chunk, int hv, int pair, int block, Rows &rows) {
+  constexpr int kBytes = kWide ? 4 : 2;
+  const int key = min(2 * pair, in.shape.K - 2);  // keys past the end have a decay as well; what it multiplies is 0
+  const int64_t at = chunk.batch * in.g_strides.batch + chunk.start * in.g_strides.token + hv * in.g_strides.head + key;
+  const char *first = static_cast<const char *>(in.g) + at * kBytes;
+  const uint32_t step = static_cast<uint32_t>(kBytes * in.g_strides.token);  // 32 bits for 64 rows: the host refuses longer strides
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {  // rows past the end read the chunk's last row
+    const uint32_t row = min(16 * block + r, chunk.rows - 1);
+    if constexpr (kWide) {
+      rows.decay[r] = *reinterpret_cast<const float2 *>(first + uint64_t{row} * step);
+    } else {
+      rows.decay[r].x = __uint_as_float(*reinterpret_cast<const uint32_t *>(first + uint64_t{row} * step));
+    }
+  }
+}
+
+// exp(g); 1 in rows past the end.
+template <bool kWide>
+__device__ __forceinline__ void make_decays(const Chunk &chunk, int block, Rows &rows) {
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {
+    const uint32_t narrow = __float_as_uint(rows.decay[r].x);
+    const float2 gate = kWide ? rows.decay[r] : make_float2(low_bf16(narrow), high_bf16(narrow));
+    const bool here = r < chunk.rows - 16 * block;
+    rows.decay[r].x = here ? power_of_two(gate.x * kLog2e) : 1.0f;
+    rows.decay[r].y = here ? power_of_two(gate.y * kLog2e) : 1.0f;
+  }
 }
 
 // ---- decays
@@ -142,12 +182,6 @@ __device__ __forceinline__ void make_products(const VectorGradientShared &shared
 
 // ---- <S, dS>
 
-// A float of 24 bits from its bf16, the half `half` of `pair`, and byte i of its dropped bits, whose upper bits are turned over;
-// the bits below are set to that byte, which is even on average. NaN for 0.
-__device__ __forceinline__ float joined(uint32_t pair, int half, uint32_t turned, int i) {
-  return __uint_as_float(__byte_perm(pair, turned, (half == 0 ? 0x1000 : 0x3200) + 0x11 * (4 + i)) - 0x8000u);
-}
-
 // Of one half of the values, two parts of 32 keys.
 struct DroppedBits {
   uint4 state[2], d_state[2];
@@ -158,6 +192,16 @@ __device__ __forceinline__ void load_dropped(DroppedBits &to, const GradientArgu
   const int64_t at = (index * 2 + rank) * 512 + thread / 128 * 256 + thread % 128;
 #pragma unroll
   for (int i = 0; i < 2; ++i) to.state[i] = in.forward.dropped[at + 128 * i], to.d_state[i] = in.reverse.dropped[at + 128 * i];
+}
+
+template <int kHalf>
+__device__ __forceinline__ void fold(float (&v)[16], int lane) {
+  const bool upper = lane & (2 * kHalf);
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float send = upper ? v[i] : v[i + kHalf], keep = upper ? v[i + kHalf] : v[i];
+    v[i] = keep + __shfl_xor_sync(0xffffffffu, send, 2 * kHalf);
+  }
 }
 
 // <S, dS> of every key; a warpgroup 64 keys, a warp 32 values. dropped: of rank 0.
@@ -178,13 +222,12 @@ __device__ __forceinline__ void sum_kept(const GradientArguments &in, const Step
       const uint4 &four = dropped.state[tiles / 2], &d_four = dropped.d_state[tiles / 2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t rest = (tiles % 2 ? half ? four.w : four.z : half ? four.y : four.x) ^ 0x80808080u;
-        const uint32_t d_rest = (tiles % 2 ? half ? d_four.w : d_four.z : half ? d_four.y : d_four.x) ^ 0x80808080u;
+        const uint32_t rest = (tiles % 2 ? half ? four.w : four.z : half ? four.y : four.x);
+        const uint32_t d_rest = (tiles % 2 ? half ? d_four.w : d_four.z : half ? d_four.y : d_four.x);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float product = joined(x[2 * half + e / 2], e % 2, rest, e) * joined(y[2 * half + e / 2], e % 2, d_rest, e);
-          float &sum = sums[4 * tiles + 2 * half + e % 2];
-          sum = product == product ? sum + product : sum;  // NaN in a state comes to dg with dq and dk
+          const float product = with_dropped(x[2 * half + e / 2], rest, e) * with_dropped(y[2 * half + e / 2], d_rest, e);
+          sums[4 * tiles + 2 * half + e % 2] += product;
         }
       }
     }

@@ -3,7 +3,8 @@
 // the state and that of what a chunk's rows write. dS^T lies as S^T does in the forward scan (sm90_scan.cu): 64 value rows by
 // 128 keys in fp32 sums of one warpgroup, a pair of CTAs a head, products with values on M and first operands from registers.
 // Roles, CTA r of a pair having values 64r .. 64r + 63:
-//   warpgroup 0: warp 0 loads, two stages deep (d_o in the place of v); warps 1 and 2 store E and dS.
+//   warpgroup 0: warp 0 loads, three stages deep (d_o in the place of v; vector gate: two); warps 1 and 2 store E, from the
+//                tile of d_o, and dS.
 //   warpgroups 1 and 2, chunk by chunk in turn: scores P as two bf16 images; with a vector gate they are loaded.
 //   last warpgroup: the chain; tensor work of a chunk in order of issue:
 //          X^T = dS^T K^T                 8 x m64n64k16   K: k, or k exp(G_end - G) of a vector gate; dS leaves as bf16
@@ -16,8 +17,9 @@
 // T and dV': 2.3): P^T d_o is a large sum, which T^T takes apart again.
 // The summary (segments but the first): the same from zero, without keeping; Pi comes from the forward summary.
 // Barriers: those of sm90_scan.cu without outputs, and those of sm90_kept.cuh.
-// Shared memory a stage: k 16384, q 16384, d_o 8192, T 2 x 8192, P 2 x 8192, factors 2128, with a vector gate also
-// k exp(G_end - G) 16384; E 8192, dS 16384; two stages: 174 KB (vector gate 202 KB).
+// Shared memory a stage: k 16384, q 16384, d_o 8192, T 2 x 8192, factors 2704; P 2 x 2 x 8192 apart; dS 16384; three stages:
+// 224 KB. Without an erase one P in each stage and no T: 168 KB. Vector gate: also k exp(G_end - G) 16384, P in each of two
+// stages: 194 KB.
 #include "ops/recurrence/sm90_chain.cuh"
 #include "ops/recurrence/sm90_kept.cuh"
 
@@ -26,10 +28,11 @@ namespace {
 
 template <Sm90Gate kGate, Sm90Erase kErase>
 struct __align__(1024) ReverseShared {
-  static constexpr int kDepth = 2;
-  static constexpr bool kLow = kErase == Sm90Erase::kShared, kApart = false;
+  static constexpr int kDepth = kGate == Sm90Gate::kVector ? 2 : 3;
+  static constexpr bool kLow = kErase == Sm90Erase::kShared, kApart = kScoresApart<kGate, kErase>;
+  static constexpr bool kRowsInStage = true;  // E leaves from the tile of d_o
   Stage<kGate, kErase, kLow, kApart> stage[kDepth];
-  unsigned char o[kTileBytes];  // E
+  unsigned char apart[kApart ? 2 : 0][2 * kTileBytes];
   KeptState kept;
   std::conditional_t<kGate == Sm90Gate::kVector, VectorFactors, Factors> factors[kDepth];
   uint64_t full[kDepth], scored[kDepth], empty[kDepth], tail;
@@ -64,8 +67,9 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
     for (int i = 0; i < 64; ++i) s[i] /= in.scale;
   }
   pack();
-  Ring<2> ring;
+  Ring<ReverseShared<kGate, kErase>::kDepth> ring;
   int last_slot = 0;
+  [[maybe_unused]] int turn = 0;
   float x[32], y[32];
   if (chunks > 0) barrier_wait(shared_address(&shared.full[0]), 0);
   for (int chunk = 0; chunk < chunks; ++chunk, --index) {
@@ -74,7 +78,8 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
     const uint64_t k_sum = rows_along_sum(shared_address(kVector ? stage.k_end : stage.k));
     const uint64_t k_free = rows_along_free(shared_address(stage.k), kTileBytes);
     const uint64_t q_free = rows_along_free(shared_address(stage.q), kTileBytes);
-    const uint64_t scores = rows_along_free(shared_address(stage.scores), kTileBytes);
+    const uint64_t scores = rows_along_free(shared_address(scores_of(shared, ring.slot, turn)), kTileBytes);
+    turn ^= 1;
     product_wait<0>();
     hold(s);
     uint32_t a[4][4], b[4][4], low[4][4];
@@ -93,12 +98,12 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
     float(&written)[32] = kScalar ? y : x;  // one sum where X needs no factor
     if constexpr (kScalar) hold(y);
     product_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) multiply_n64_free(written, a[step], advance(scores, step * 2048), !kScalar || step > 0);
     if constexpr (kSolve) {
-      const uint64_t scores_low = rows_along_free(shared_address(stage.scores_low), kTileBytes);
+      multiply_lower_free(written, a, scores, !kScalar);
+      multiply_lower_free(written, a, advance(scores, kTileBytes), 1);
+    } else {
 #pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64_free(written, a[step], advance(scores_low, step * 2048), 1);
+      for (int step = 0; step < 4; ++step) multiply_n64_free(written, a[step], advance(scores, step * 2048), !kScalar || step > 0);
     }
     product_commit();
     if constexpr (kKeeps) keep_state(shared, in.kept, index, work.rank, sa, s, kept_parity, thread);
@@ -153,12 +158,9 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
     if constexpr (kSolve) {  // E^T = dV'^T T
       const uint64_t solve = rows_along_free(shared_address(stage.solve), kTileBytes);
       const uint64_t solve_low = rows_along_free(shared_address(stage.solve_low), kTileBytes);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64_free(x, c[step], advance(solve, step * 2048), step > 0);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64_free(x, c[step], advance(solve_low, step * 2048), 1);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) multiply_n64_free(x, low[step], advance(solve, step * 2048), 1);
+      multiply_lower_free(x, c, solve, 0);
+      multiply_lower_free(x, c, solve_low, 1);
+      multiply_lower_free(x, low, solve, 1);
       product_commit();
     }
 #pragma unroll
@@ -186,7 +188,7 @@ __device__ __forceinline__ void run_reverse(const ScanArguments &in, ReverseShar
       product_commit();
     }
     if constexpr (kKeeps) {
-      keep_rows(shared, c, kept_parity, thread);
+      keep_rows(shared, stage.v, c, kept_parity, thread);
       kept_parity ^= 1;
     }
     ring.next();
@@ -209,7 +211,7 @@ __global__ void __launch_bounds__(threads_of(kGate), 1) reverse_kernel(const __g
   auto &shared = *cuda::dynamic_shared<ReverseShared<kGate, kErase>>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   if (threadIdx.x == 0) {
-    init_chain_barriers(shared, 8);
+    init_chain_barriers(shared, kSummary ? 8 : 9);
     init_kept_barriers(shared.kept);
     barrier_init_fence();
   }

@@ -102,14 +102,6 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, Shared &sha
   const int h = work.hv / (in.shape.HV / in.shape.H), rank = work.rank;
   const int half = rank * kTileBytes, part = rank * (kTileBytes / 2);
   const bool has_v = !kReverse || !in.v_is_zero;
-  if (!has_v) {
-    for (int s = 0; s < Shared::kDepth; ++s) {
-      for (int i = lane; i < kTileBytes / 16; i += 32) {
-        reinterpret_cast<uint4 *>(shared.stage[s].v)[i] = make_uint4(0, 0, 0, 0);
-      }
-    }
-    __syncwarp();
-  }
   const int chunks = (work.length + kChunk - 1) / kChunk;
   Ring<Shared::kDepth> ring;
   for (int i = 0; i < chunks; ++i, ring.next()) {
@@ -119,6 +111,10 @@ __device__ __forceinline__ void load_chunks(const ScanArguments &in, Shared &sha
     const uint32_t full = shared_address(&shared.full[ring.slot]);
     const uint32_t barrier = left < kChunk ? shared_address(&shared.tail) : full;
     barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
+    if (!has_v) {
+      for (int j = lane; j < kTileBytes / 16; j += 32) reinterpret_cast<uint4 *>(stage.v)[j] = make_uint4(0, 0, 0, 0);
+      __syncwarp();
+    }
     if (lane == 0) {
       barrier_expect_bytes(barrier, has_v ? kBytes : kBytes - kTileBytes);
       const uint32_t factors = shared_address(&shared.factors[ring.slot]);

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The emulator's file for src/cuda/sm90/product.cuh. A product reads its operand in shared memory and writes its sums at some moment
-// between issue and wait; the first operand in registers is read at the issue.
+// between issue and wait; the first operand in registers is read at the issue. Sums are cut, not rounded, as the hardware's are:
+// an error that grows with the number of products added to one sum.
 #pragma once
 #include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cmath>
 
 #include "cuda/sm90/layout.cuh"
 
@@ -16,6 +20,31 @@ void product_wait() {
 }
 template <int kCount>
 void hold(float (&)[kCount]) {}
+
+// Exponent of a finite float as the sums take it; of 0 one below all others.
+inline int exponent_of(float x) {
+  const int field = static_cast<int>(__float_as_uint(x) >> 23 & 255);
+  return x == 0 ? -1000 : field == 0 ? -126 : field - 127;
+}
+
+// sum + left . right over 16 products of bf16, as the hardware adds up: every term cut at two bits below the last of a float
+// as large as the largest term, their sum cut to a float. Cut is towards zero.
+inline float add_products(float sum, const float *left, const int *left_exponents, const float *right, const int *right_exponents) {
+  int most = exponent_of(sum);
+  float plain = sum;
+  for (int k = 0; k < 16; ++k) {
+    most = std::max(most, left_exponents[k] + right_exponents[k]);
+    plain += left[k] * right[k];
+  }
+  if (!std::isfinite(plain) || most < -100 || most > 120) return plain;
+  const double unit = __uint_as_float(static_cast<uint32_t>(most - 25 + 127) << 23);
+  const double inverse = __uint_as_float(static_cast<uint32_t>(25 - most + 127) << 23);
+  double units = std::trunc(sum * inverse);
+  for (int k = 0; k < 16; ++k) units += static_cast<double>(static_cast<int32_t>(static_cast<double>(left[k]) * right[k] * inverse));
+  const double exact = units * unit;  // all of these are whole and below 2^53
+  const float nearest = static_cast<float>(exact);
+  return std::fabs(static_cast<double>(nearest)) > std::fabs(exact) ? std::nextafterf(nearest, 0.0f) : nearest;
+}
 
 struct GroupProduct {
   float *d;
@@ -68,16 +97,19 @@ void issue_product(void *const *items) {
   }
   emulator::product_issue([kept] {
     static float b[256][16];
+    static int a_exponents[64][16], b_exponents[256][16];
     if (kept->is_a_shared) read_operand(kept->a_shared, kTurned, 64, kept->a);
     read_operand(kept->b, kAlongFree, kN, b);
+    for (int k = 0; k < 16; ++k) {
+      for (int i = 0; i < 64; ++i) a_exponents[i][k] = exponent_of(kept->a[i][k]);
+      for (int i = 0; i < kN; ++i) b_exponents[i][k] = exponent_of(b[i][k]);
+    }
     for (int thread = 0; thread < 128; ++thread) {
       const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
       float *d = kept->d[thread];
       for (int j = 0; j < kN / 2; ++j) {
-        const float *left = kept->a[row + j / 2 % 2 * 8], *right = b[j / 4 * 8 + 2 * t + j % 2];
-        float sum = 0;
-        for (int k = 0; k < 16; ++k) sum += left[k] * right[k];
-        d[j] = kept->add ? d[j] + sum : sum;
+        const int left = row + j / 2 % 2 * 8, right = j / 4 * 8 + 2 * t + j % 2;
+        d[j] = add_products(kept->add ? d[j] : 0.0f, kept->a[left], a_exponents[left], b[right], b_exponents[right]);
       }
     }
   });
@@ -110,6 +142,19 @@ inline void multiply_n128_free_shared(float (&d)[64], uint64_t a, uint64_t b, in
 inline void multiply_n128_free_turned(float (&d)[64], uint64_t a, uint64_t b, int add) {
   GroupProduct p = {d, nullptr, a, b, add};
   emulator::warpgroup_meet("multiply_n128_free_turned", &p, issue_product<128, true, true>);
+}
+
+// With a lower triangle: the columns that 16 of the summed index reach.
+template <int kStep>
+void multiply_n64_free_to(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
+  GroupProduct p = {d, a, 0, b, add};
+  emulator::warpgroup_meet("multiply_n64_free_to", &p, issue_product<16 + 16 * kStep, true>);
+}
+inline void multiply_lower_free(float (&d)[32], const uint32_t (&a)[4][4], uint64_t b, int add) {
+  multiply_n64_free_to<3>(d, a[3], advance(b, 6144), add);
+  multiply_n64_free_to<2>(d, a[2], advance(b, 4096), 1);
+  multiply_n64_free_to<1>(d, a[1], advance(b, 2048), 1);
+  multiply_n64_free_to<0>(d, a[0], b, 1);
 }
 
 }  // namespace fw::sm90
