@@ -45,7 +45,6 @@ struct Case {
   Sm90Layout layout;
   std::vector<int> offsets;  // cu_seqlens or empty
   bool gate_bf16;
-  float g_min;
   bool has_l2norm = false, reads_before = false;
 };
 
@@ -204,7 +203,6 @@ Outputs run(const Case &c, const Inputs &in) {
   int *offsets = upload(c.offsets);
   f.cu_seqlens = c.offsets.empty() ? nullptr : offsets;
   f.scale = 1.0f / std::sqrt(static_cast<float>(kSize));
-  f.g_min = c.g_min;
   const char *refusal = sm90_forward_refusal(f);
   if (refusal) {
     std::printf("%s refused: %s\n", c.name, refusal);

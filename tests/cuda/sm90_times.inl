@@ -8,61 +8,61 @@ void add_more(std::vector<Case> &cases) {
   const auto erase = Sm90Erase::kShared, plain = Sm90Erase::kNone;
   const float inf = -INFINITY;
   for (int i = 0; i < 3; ++i) {
-    cases.push_back({"kda 1x257 H2 HV6 fused", vector, erase, 1, 257, 2, 6, kOneSign, true, K, {}, false, inf});
+    cases.push_back({"kda 1x257 H2 HV6 fused", vector, erase, 1, 257, 2, 6, kOneSign, true, K, {}, false});
   }
-  cases.push_back({"kda 1x1", vector, erase, 1, 1, 1, 1, kPlain, true, K, {}, false, inf});
-  cases.push_back({"kda 1x64", vector, erase, 1, 64, 1, 1, kPlain, false, K, {}, false, inf});
-  cases.push_back({"kda pack 1x700 H2 HV4", vector, erase, 1, 700, 2, 4, kPlain, true, V, {3, 3, 67, 131, 200, 690}, false, inf});
+  cases.push_back({"kda 1x1", vector, erase, 1, 1, 1, 1, kPlain, true, K, {}, false});
+  cases.push_back({"kda 1x64", vector, erase, 1, 64, 1, 1, kPlain, false, K, {}, false});
+  cases.push_back({"kda pack 1x700 H2 HV4", vector, erase, 1, 700, 2, 4, kPlain, true, V, {3, 3, 67, 131, 200, 690}, false});
   for (const Data data : {kPlain, kStrong, kSimilar, kHold, kOneSign, kZeroGate, kInfiniteRows, kWeak, kBigGate}) {
-    cases.push_back({"kda 2x515 H1 HV2", vector, erase, 2, 515, 1, 2, data, true, V, {}, data == kStrong, inf});
+    cases.push_back({"kda 2x515 H1 HV2", vector, erase, 2, 515, 1, 2, data, true, V, {}, data == kStrong});
   }
   for (const Data data : {kStrong, kSimilar, kHold, kOneSign, kZeroGate, kWeak}) {
-    cases.push_back({"kda 1x333 H2 g_min -5", vector, erase, 1, 333, 2, 2, data, true, K, {}, true, -5.0f});
+    cases.push_back({"kda 1x333 H2 bf16 gate", vector, erase, 1, 333, 2, 2, data, true, K, {}, true});
   }
-  cases.push_back({"gla 1x333 H2 g_min -5", vector, plain, 1, 333, 2, 2, kStrong, true, K, {}, true, -5.0f});
+  cases.push_back({"gla 1x333 H2 bf16 gate", vector, plain, 1, 333, 2, 2, kStrong, true, K, {}, true});
   for (const Data data : {kPlain, kSimilar, kHold, kOneSign}) {
-    cases.push_back({"kda 1x2100 H2 segments", vector, erase, 1, 2100, 2, 2, data, true, K, {}, false, inf});
+    cases.push_back({"kda 1x2100 H2 segments", vector, erase, 1, 2100, 2, 2, data, true, K, {}, false});
   }
   for (const Data data : {kPlain, kStrong, kHold, kOneSign, kInfiniteRows, kBigGate}) {
-    cases.push_back({"gla 1x500x2", vector, plain, 1, 500, 2, 2, data, true, V, {}, false, inf});
+    cases.push_back({"gla 1x500x2", vector, plain, 1, 500, 2, 2, data, true, V, {}, false});
   }
-  cases.push_back({"gla 1x2100 H2 segments", vector, plain, 1, 2100, 2, 2, kWeak, true, K, {}, false, inf});
+  cases.push_back({"gla 1x2100 H2 segments", vector, plain, 1, 2100, 2, 2, kWeak, true, K, {}, false});
 
   const auto scalar = Sm90Gate::kScalar, none = Sm90Gate::kNone;
   const auto separate = Sm90Erase::kSeparate, independent = Sm90Erase::kIndependent;
   for (const Data data : {kPlain, kOneSign}) {
-    cases.push_back({"gdn 1x64 H1 HV2", scalar, erase, 1, 64, 1, 2, data, true, K, {}, false, inf});
-    cases.push_back({"gdn norm 2x130 H2 HV4", scalar, erase, 2, 130, 2, 4, data, true, K, {}, false, inf, true});
-    cases.push_back({"delta_rule norm 1x257 H2", none, erase, 1, 257, 2, 2, data, true, V, {}, false, inf, true});
-    cases.push_back({"simple_gla norm 1x257 H2", scalar, plain, 1, 257, 2, 2, data, true, V, {}, false, inf, true});
-    cases.push_back({"kda norm 2x130 H2 HV4", vector, erase, 2, 130, 2, 4, data, true, K, {}, true, inf, true});
-    cases.push_back({"gla norm 1x257 H2", vector, plain, 1, 257, 2, 2, data, true, K, {}, false, inf, true});
-    cases.push_back({"gdn2 norm 1x257 H1 HV2", vector, separate, 1, 257, 1, 2, data, true, K, {}, false, inf, true});
-    cases.push_back({"dplr norm 1x257 H1 HV2", vector, independent, 1, 257, 1, 2, data, true, K, {}, false, inf, true});
+    cases.push_back({"gdn 1x64 H1 HV2", scalar, erase, 1, 64, 1, 2, data, true, K, {}, false});
+    cases.push_back({"gdn norm 2x130 H2 HV4", scalar, erase, 2, 130, 2, 4, data, true, K, {}, false, true});
+    cases.push_back({"delta_rule norm 1x257 H2", none, erase, 1, 257, 2, 2, data, true, V, {}, false, true});
+    cases.push_back({"simple_gla norm 1x257 H2", scalar, plain, 1, 257, 2, 2, data, true, V, {}, false, true});
+    cases.push_back({"kda norm 2x130 H2 HV4", vector, erase, 2, 130, 2, 4, data, true, K, {}, true, true});
+    cases.push_back({"gla norm 1x257 H2", vector, plain, 1, 257, 2, 2, data, true, K, {}, false, true});
+    cases.push_back({"gdn2 norm 1x257 H1 HV2", vector, separate, 1, 257, 1, 2, data, true, K, {}, false, true});
+    cases.push_back({"dplr norm 1x257 H1 HV2", vector, independent, 1, 257, 1, 2, data, true, K, {}, false, true});
   }
   for (const Data data : {kPlain, kStrong, kSimilar, kHold, kOneSign, kInfiniteRows}) {
-    cases.push_back({"comba 2x333 H1 HV2", scalar, separate, 2, 333, 1, 2, data, true, V, {}, false, inf, false, true});
-    cases.push_back({"gdn2 2x333 H1 HV2", vector, separate, 2, 333, 1, 2, data, true, V, {}, data == kStrong, inf});
-    cases.push_back({"dplr 2x333 H1 HV2", vector, independent, 2, 333, 1, 2, data, true, V, {}, data == kStrong, inf});
-    cases.push_back({"iplr 1x333 H2", none, independent, 1, 333, 2, 2, data, true, K, {}, false, inf});
+    cases.push_back({"comba 2x333 H1 HV2", scalar, separate, 2, 333, 1, 2, data, true, V, {}, false, false, true});
+    cases.push_back({"gdn2 2x333 H1 HV2", vector, separate, 2, 333, 1, 2, data, true, V, {}, data == kStrong});
+    cases.push_back({"dplr 2x333 H1 HV2", vector, independent, 2, 333, 1, 2, data, true, V, {}, data == kStrong});
+    cases.push_back({"iplr 1x333 H2", none, independent, 1, 333, 2, 2, data, true, K, {}, false});
   }
   for (const Data data : {kStrong, kOneSign}) {
-    cases.push_back({"gdn2 1x333 H2 g_min -5", vector, separate, 1, 333, 2, 2, data, true, K, {}, true, -5.0f});
-    cases.push_back({"dplr 1x333 H2 g_min -5", vector, independent, 1, 333, 2, 2, data, true, K, {}, true, -5.0f});
+    cases.push_back({"gdn2 1x333 H2 bf16 gate", vector, separate, 1, 333, 2, 2, data, true, K, {}, true});
+    cases.push_back({"dplr 1x333 H2 bf16 gate", vector, independent, 1, 333, 2, 2, data, true, K, {}, true});
   }
   for (const Data data : {kHold, kOneSign}) {
-    cases.push_back({"comba 1x2100 H2 segments", scalar, separate, 1, 2100, 2, 2, data, true, K, {}, false, inf, false, true});
-    cases.push_back({"gdn2 1x2100 H2 segments", vector, separate, 1, 2100, 2, 2, data, true, K, {}, false, inf});
-    cases.push_back({"dplr 1x2100 H2 segments", vector, independent, 1, 2100, 2, 2, data, true, K, {}, false, inf});
+    cases.push_back({"comba 1x2100 H2 segments", scalar, separate, 1, 2100, 2, 2, data, true, K, {}, false, false, true});
+    cases.push_back({"gdn2 1x2100 H2 segments", vector, separate, 1, 2100, 2, 2, data, true, K, {}, false});
+    cases.push_back({"dplr 1x2100 H2 segments", vector, independent, 1, 2100, 2, 2, data, true, K, {}, false});
   }
   const std::vector<int> pack = {3, 3, 67, 131, 200, 690};
   // More chunks than CTAs at a time.
-  cases.push_back({"kda 1x333 H64 HV128", vector, erase, 1, 333, 64, 128, kInfiniteRows, true, V, {}, false, inf});
-  cases.push_back({"gdn2 pack 1x700 H32 HV64", vector, separate, 1, 700, 32, 64, kPlain, true, V, pack, false, inf});
-  cases.push_back({"dplr 1x333 H32 HV64", vector, independent, 1, 333, 32, 64, kInfiniteRows, true, V, {}, false, inf});
-  cases.push_back({"comba pack 1x700 H2 HV4", scalar, separate, 1, 700, 2, 4, kPlain, true, V, pack, false, inf, true, true});
-  cases.push_back({"gdn2 pack 1x700 H2 HV4", vector, separate, 1, 700, 2, 4, kPlain, true, V, pack, false, inf});
-  cases.push_back({"dplr pack 1x700 H2 HV4", vector, independent, 1, 700, 2, 4, kPlain, true, V, pack, false, inf});
+  cases.push_back({"kda 1x333 H64 HV128", vector, erase, 1, 333, 64, 128, kInfiniteRows, true, V, {}, false});
+  cases.push_back({"gdn2 pack 1x700 H32 HV64", vector, separate, 1, 700, 32, 64, kPlain, true, V, pack, false});
+  cases.push_back({"dplr 1x333 H32 HV64", vector, independent, 1, 333, 32, 64, kInfiniteRows, true, V, {}, false});
+  cases.push_back({"comba pack 1x700 H2 HV4", scalar, separate, 1, 700, 2, 4, kPlain, true, V, pack, false, true, true});
+  cases.push_back({"gdn2 pack 1x700 H2 HV4", vector, separate, 1, 700, 2, 4, kPlain, true, V, pack, false});
+  cases.push_back({"dplr pack 1x700 H2 HV4", vector, independent, 1, 700, 2, 4, kPlain, true, V, pack, false});
 }
 
 __device__ float draw_normal(uint64_t index, uint32_t seed) {
@@ -206,7 +206,6 @@ int time_all(const std::string &only) {
       f.has_l2norm = row.is_made;
       if (row.is_made) f.activations.gate_kind = FW_GATE_INPUT_SOFTPLUS, f.activations.beta_kind = FW_BETA_INPUT_SIGMOID;
       f.scale = 0.0883883f, f.batch_invariant = invariant == 1;
-      f.g_min = invariant == 2 ? -INFINITY : -5.0f;
       if (const char *refusal = sm90_forward_refusal(f)) {
         std::printf("%-6s %dx%dx%d refused: %s\n", row.op, row.B, row.T, row.HV, refusal);
         break;
@@ -233,11 +232,11 @@ int time_all(const std::string &only) {
       std::sort(times.begin(), times.end());
       const double ms = times[times.size() / 2];
       std::printf("%-8s %dx%5dx%-3d %-6s %-9s %.4f ms  least %.4f  floor %.3f (%2.0f %%)  goal %.3f %s  workspace %.0f B/token/head\n",
-                  row.op, row.B, row.T, row.HV, row.weak ? "weak" : "strong", invariant == 1 ? "invariant" : invariant == 2 ? "unbounded" : "", ms, times[0],
+                  row.op, row.B, row.T, row.HV, row.weak ? "weak" : "strong", invariant ? "invariant" : "", ms, times[0],
                   row.floor, 100 * row.floor / ms, row.goal, ms <= row.goal ? "met" : "missed",
                   static_cast<double>(sm90_forward_workspace(f)) / (double(row.B) * row.T * row.HV));
       if (json) {
-        std::fprintf(json, "%s{\"op\":\"%s\",\"B\":%d,\"T\":%d,\"HV\":%d,\"weak\":%d,\"variant\":%d,\"ms\":%.5f,\"least\":%.5f,\"floor\":%.4f,\"goal\":%.4f}",
+        std::fprintf(json, "%s{\"op\":\"%s\",\"B\":%d,\"T\":%d,\"HV\":%d,\"weak\":%d,\"invariant\":%d,\"ms\":%.5f,\"least\":%.5f,\"floor\":%.4f,\"goal\":%.4f}",
                      comma, row.op, row.B, row.T, row.HV, row.weak, invariant, ms, times[0], row.floor, row.goal);
         comma = ",\n";
       }

@@ -123,7 +123,6 @@ int sm90_backward_launch(const Sm90Backward &in, void *workspace, void *stream_p
   prep.tiles = gradients.tiles;
   prep.scale = call.scale;
   prep.g = call.g, prep.g_strides = call.g_strides, prep.g_type = call.g_type;
-  prep.g_is_bounded = call.gate == Sm90Gate::kNone || call.g_min * 15 >= -80;
   prep.beta = call.beta, prep.beta_strides = call.beta_strides, prep.beta_type = call.beta_type;
   prep.activations = call.activations;
   prep.for_backward = true;

@@ -20,16 +20,6 @@ bool makes_gate(const Sm90Forward &in) {
   return in.activations.gate_kind != FW_GATE_INPUT_LOG_DECAY || (in.has_l2norm && in.g_type != Sm90Real::kFloat32);
 }
 
-// Whether 15 gates of a row block sum to at least -80, by the caller's promise or by the formula of the gate.
-bool is_bounded(const Sm90Forward &in) {
-  if (in.gate == Sm90Gate::kNone) return true;
-  const Sm90Activations &act = in.activations;
-  double least = in.g_min;
-  if (act.gate_kind == FW_GATE_INPUT_BOUNDED) least = std::max(least, act.lower_bound);
-  if (act.gate_kind == FW_GATE_INPUT_RWKV7) least = std::max(least, -1.0);
-  return least * 15 >= -80;
-}
-
 struct Layout {
   TileLayout tiles;
   size_t gate, summary, start, total;
@@ -138,7 +128,6 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   prep.tiles = scan.tiles = tiles;
   prep.scale = scan.scale = in.scale;
   prep.g = in.g, prep.g_strides = in.g_strides, prep.g_type = in.g_type;
-  prep.g_is_bounded = is_bounded(in);
   prep.beta = in.beta, prep.beta_strides = in.beta_strides, prep.beta_type = in.beta_type;
   prep.o = in.o, prep.o_strides = in.o_strides, prep.o_rows_left_over = in.cu_seqlens != nullptr;
   if (makes_gate(in)) {

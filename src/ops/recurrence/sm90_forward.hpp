@@ -55,7 +55,6 @@ struct Sm90Forward {
   void *o;  // bf16
   Sm90Strides o_strides;
   float scale;
-  float g_min;  // the caller's promise for g, or -infinity
   bool batch_invariant;
 };
 

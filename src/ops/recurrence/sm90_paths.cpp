@@ -2,8 +2,6 @@
 // The sm_90a forward and backward: which calls they take, and the call in the terms of their kernels.
 #include "ops/recurrence/sm90_paths.hpp"
 
-#include <math.h>
-
 #include <initializer_list>
 
 #include "cuda/device.hpp"
@@ -116,7 +114,6 @@ Sm90Forward call_of(const Problem &p) {
   c.layout = p.state_layout == FW_STATE_VK ? Sm90Layout::kValueKey : Sm90Layout::kKeyValue;
   if (is_forward) c.o = p.o.data, c.o_strides = strides_of(p.o);
   c.scale = p.scale_f32;
-  c.g_min = p.g_min < 0 ? static_cast<float>(p.g_min) : -INFINITY;
   c.batch_invariant = p.is_batch_invariant;
   return c;
 }

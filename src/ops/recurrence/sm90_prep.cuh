@@ -20,7 +20,6 @@ struct PrepArguments {
   const void *g, *beta;
   Sm90Strides g_strides, beta_strides;
   Sm90Real g_type, beta_type;
-  bool g_is_bounded;  // 15 gates of a row block sum to at least -80, so the caller said
   void *o;  // rows of no sequence are zeroed here
   Sm90Strides o_strides;
   int o_rows_left_over;
