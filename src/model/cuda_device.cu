@@ -30,8 +30,10 @@ void *allocate(uint64_t bytes) {
     (void)cudaGetLastError();
     throw std::bad_alloc();
   }
-  must(cudaMemset(memory, 0, static_cast<size_t>(bytes)), "clearing memory");
-  must(cudaStreamSynchronize(nullptr), "clearing memory");  // before any stream uses it
+  cudaError_t error = cudaMemset(memory, 0, static_cast<size_t>(bytes));
+  if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);  // before any stream uses it
+  if (error != cudaSuccess) (void)cudaFree(memory);
+  must(error, "clearing memory");
   return memory;
 }
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sm_90a forward refuses, in its words.
-#include "harness_check.hpp"
+// What the sm_90a forward and the decode kernels refuse, in their words, what runs unforced, and two laws of theirs.
+#include <math.h>
+
+#include "cuda/device.hpp"
+#include "harness_pieces.hpp"
 
 namespace fw::test {
 namespace {
@@ -77,6 +80,153 @@ TEST(Sm90, Refusals) {
   EXPECT_EQ(refused(FW_OP_GLA, [](fw_recurrence &d) { d.g.strides[1] += 1; }),
             "refused: g: start or an outer stride is no multiple of two elements");
   EXPECT_EQ(refused(FW_OP_GLA, [](fw_recurrence &d) { d.form = FW_FORM_RECURRENT; }), "refused: the form is not chunk");
+}
+
+// A power of two on q is one on o, for gates of any strength: no factor of a score may cost it digits.
+TEST(Sm90, ScaledQueries) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  if (explained(of(FW_OP_KDA)).find("compute capability") != std::string::npos) GTEST_SKIP() << "not run: " << explained(of(FW_OP_KDA));
+  for (int64_t op : {FW_OP_GLA, FW_OP_KDA, FW_OP_DPLR}) {
+    for (double gate : {-5.0, -2.5, -0.5}) {
+      Spec s = of(op);
+      s.B = 1, s.T = 64, s.group = 1, s.V = 128, s.initial = 0, s.scale_milli = 1000;
+      Operands operands = generate(s);
+      for (double &g : operands.at("g").data) g = gate;
+      round_operands(s, operands);
+      const Outputs once = run_call(forced("sm90_chunk"), s, operands, FW_FORWARD);
+      for (double &x : operands.at("q").data) x = ldexp(x, -40);
+      const Outputs scaled = run_call(forced("sm90_chunk"), s, operands, FW_FORWARD);
+      ASSERT_EQ(once.status, FW_OK) << once.error;
+      ASSERT_EQ(scaled.status, FW_OK) << scaled.error;
+      const std::vector<double> &o = once.values.at("o").data, &small = scaled.values.at("o").data;
+      int64_t n_other = 0;
+      for (size_t i = 0; i < o.size(); ++i) n_other += ldexp(o[i], -40) != small[i];
+      EXPECT_EQ(n_other, 0) << "of " << o.size() << " at gate " << gate << ": " << text(s);
+    }
+  }
+}
+
+// ---- decode
+
+Spec of_step(int64_t op) {
+  Spec s = of(op);
+  s.B = 2, s.T = 1, s.H = 1, s.group = 1, s.V = 128, s.form = FW_FORM_AUTO;
+  return s;
+}
+// The lines of explain about a step, with `impl` forced.
+template <class Change>
+std::string step_lines(const char *impl, const Spec &spec, Change change) {
+  Operands operands = generate(spec, true);
+  round_operands(spec, operands);
+  Call call(spec, operands, FW_STEP);
+  call.desc.device = FW_DEVICE_CUDA;
+  change(call.desc);
+  char lines[4096];
+  uint64_t needed = 0;
+  EXPECT_EQ(fw_recurrence_explain(forced(impl).get(), &call.desc, FW_STEP, lines, sizeof lines, &needed), FW_OK) << fw_last_error();
+  return lines;
+}
+template <class Change>
+void expect_step(const char *impl, const Spec &spec, const std::string &line, Change change) {
+  const std::string all = step_lines(impl, spec, change);
+  EXPECT_NE(all.find(line + "\n"), std::string::npos) << line << "\n" << all;
+}
+
+TEST(Sm90, StepRefusals) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  const auto same = [](fw_recurrence &) {};
+  if (step_lines("sm90_step", of_step(FW_OP_KDA), same).find("this runs on 9.0 only") != std::string::npos) {
+    GTEST_SKIP() << "not run: the device is not of compute capability 9.0";
+  }
+  for (const char *impl : {"cuda_step", "sm90_step"}) {
+    const std::string name = impl;
+    Spec s = of_step(FW_OP_KDA);
+    expect_step(impl, s, "*" + name + ": accepted", same);
+    s.T = 7;
+    expect_step(impl, s, "*" + name + ": accepted", same);
+    s.K = 96;
+    expect_step(impl, s, name + ": refused: K is 96, this computes 64 and 128", same);
+    s = of_step(FW_OP_KDA), s.V = 24;
+    expect_step(impl, s, name + ": refused: V is 24, at this K a multiple of 16 is needed", same);
+    s = of_step(FW_OP_LINEAR_ATTN), s.normalizer = 1;
+    expect_step(impl, s, name + ": refused: the normaliser is asked for", same);
+    const std::string rows = " has a last dimension that is not dense, or rows that do not start at multiples of 4 elements";
+    expect_step(impl, of_step(FW_OP_KDA), name + ": refused: q" + rows, [](fw_recurrence &d) { d.q.strides[0] += 1; });
+    expect_step(impl, of_step(FW_OP_KDA), name + ": refused: v" + rows, [](fw_recurrence &d) { d.v.strides[3] = 2; });
+    expect_step(impl, of_step(FW_OP_KDA), name + ": refused: state" + rows, [](fw_recurrence &d) { d.state.strides[1] += 2, d.state.strides[0] += 2; });
+    expect_step(impl, of_step(FW_OP_KDA), "*" + name + ": accepted", [](fw_recurrence &d) { d.q.strides[1] += 1, d.state.strides[1] += 2; });  // of dimensions of one
+  }
+  Spec s = of_step(FW_OP_KDA);
+  s.state_dtype = FW_BF16;
+  expect_step("sm90_step", s, "sm90_step: refused: state is bf16, streamed in fp32 only", same);
+  expect_step("cuda_step", s, "*cuda_step: accepted", same);
+  expect_step("sm90_step", of_step(FW_OP_DPLR), "sm90_step: refused: erase keys are independent", same);
+  expect_step("sm90_step", of_step(FW_OP_KDA), "sm90_step: refused: batch_invariant is asked for, which cuda_step gives at every batch",
+              [](fw_recurrence &d) { d.options = FW_BATCH_INVARIANT; });
+  s = of_step(FW_OP_KDA), s.V = 64;
+  expect_step("sm90_step", s, "sm90_step: refused: HV is 1, at this K and V a multiple of 2 is needed", same);
+  s.V = 96;
+  expect_step("sm90_step", s, "sm90_step: refused: K times V is 12288, this computes 2048, 4096, 8192 and 16384", same);
+  expect_step("sm90_step", of_step(FW_OP_KDA), "sm90_step: refused: a head's state is not one piece of memory",
+              [](fw_recurrence &d) { d.state.strides[2] += 4, d.state.strides[1] = d.state.strides[0] = 128 * d.state.strides[2]; });
+}
+
+// What runs when nothing is forced: with states for three rounds of every multiprocessor, and with few.
+TEST(Sm90, StepThatRuns) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  Spec s = of_step(FW_OP_GATED_DELTA_RULE);
+  s.B = 3 * cuda::multiprocessor_count() + 1, s.final = 0, s.initial = 0;
+  const Operands operands = rounded_operands(s, true);
+  const Context free("");
+  Call call(s, operands, FW_STEP);
+  const Outputs many = call.run(free);
+  ASSERT_EQ(many.status, FW_OK) << many.error;
+  const Outputs panels = run_call(forced("cuda_step"), s, operands, FW_STEP);
+  ASSERT_EQ(panels.status, FW_OK) << panels.error;
+  EXPECT_TRUE(many.impl == "sm90_step" || many.impl == "cuda_step") << many.impl;
+  if (many.impl == "cuda_step") GTEST_SKIP() << "not run: the device is not of compute capability 9.0";
+  double worst = 0, largest = 0;
+  for (const char *name : {"o", "state"}) {
+    const std::vector<double> &x = many.values.at(name).data, &y = panels.values.at(name).data;
+    for (size_t i = 0; i < x.size(); ++i) worst = fmax(worst, fabs(x[i] - y[i])), largest = fmax(largest, fabs(y[i]));
+  }
+  EXPECT_LE(worst, largest / 128);  // a rounding of o in bf16
+  s.T = 3;
+  const Operands longer = rounded_operands(s, true);
+  EXPECT_EQ(run_call(free, s, longer, FW_STEP).impl, "cuda_step");
+}
+
+// With batch_invariant one sequence alone has the bits that it has in a batch.
+TEST(Sm90, StepOfABatch) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  for (int64_t K : {64, 128}) {
+    Spec s = of_step(FW_OP_KDA);
+    s.K = K, s.V = 64, s.B = 20 * cuda::multiprocessor_count();
+    const Operands operands = rounded_operands(s, true);
+    Spec one = s;
+    one.B = 1;
+    Operands first = operands;
+    for (auto &[name, values] : first) {
+      const int64_t n = values.shape[0];
+      if (n != s.B) continue;
+      values.data.resize(values.data.size() / static_cast<size_t>(n));
+      values.shape[0] = 1;
+    }
+    const auto run = [](const Spec &spec, const Operands &of_call) {
+      Call call(spec, of_call, FW_STEP);
+      call.desc.options = FW_BATCH_INVARIANT;
+      return call.run(Context(""));
+    };
+    const Outputs alone = run(one, first), together = run(s, operands);
+    ASSERT_EQ(alone.status, FW_OK) << alone.error;
+    EXPECT_EQ(alone.impl, "cuda_step");
+    EXPECT_EQ(together.impl, "cuda_step");
+    for (const auto &[name, bits] : alone.bits) {
+      const std::vector<uint64_t> &all = together.bits.at(name);
+      const auto end = bits.begin() + (name == "state" ? K * s.V : s.V);  // slots that no sequence has stay as they were
+      EXPECT_TRUE(std::equal(bits.begin(), end, all.begin())) << name << " at K = " << K;
+    }
+  }
 }
 
 }  // namespace

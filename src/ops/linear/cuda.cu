@@ -175,7 +175,7 @@ Side columns_of(const fw_tensor &t) { return {t.data, t.dtype, t.shape[1], t.str
 
 void launch(const Problem &p, const Side &left, const Side &right, int64_t depth, const fw_tensor &bias, const fw_tensor &to) {
   if (!given(to) || left.n == 0 || right.n == 0) return;
-  const bool is_few = left.n <= kFew && right.dtype != FW_NONE;
+  const bool is_few = left.n <= kFew && right.dtype != FW_NONE && right.depth_stride == 1;
   const int64_t tiles = is_few ? ceil_div(right.n, kColumns) : ceil_div(left.n, kTile) * ceil_div(right.n, kTile);
   const Product product = {left, right, depth, bias, to.data, to.dtype, to.strides[0], to.ndim == 2 ? to.strides[1] : 0};
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);

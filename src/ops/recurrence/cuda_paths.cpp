@@ -28,11 +28,12 @@ bool cuda_accepts(const fw_context &, const Problem &p, Reason &reason) {
   return true;
 }
 
-// Whether every row of the last dimension is dense and starts at a multiple of 4 elements.
+// Whether every row of the last dimension is dense and starts at a multiple of 4 elements; the stride of a dimension of one counts for
+// nothing.
 static bool has_whole_quads(const fw_tensor &t) {
   const int32_t last = t.ndim - 1;
   bool is_aligned = t.strides[last] == 1 && reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(4 * dtype_size(t.dtype)) == 0;
-  for (int32_t i = 0; i < last; ++i) is_aligned = is_aligned && t.strides[i] % 4 == 0;
+  for (int32_t i = 0; i < last; ++i) is_aligned = is_aligned && (t.shape[i] <= 1 || t.strides[i] % 4 == 0);
   return is_aligned;
 }
 
@@ -58,6 +59,7 @@ bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reas
   if (p.state.dtype != FW_F32) return reason.refuse("state is %s, streamed in fp32 only", dtype_name(p.state.dtype));
   if (p.erase == FW_ERASE_INDEPENDENT) return reason.refuse("erase keys are independent");
   const bool is_named = name_in_list(context.force_impl, "sm90_step");
+  if (p.is_batch_invariant) return reason.refuse("batch_invariant is asked for, which cuda_step gives at every batch");
   if (p.B * p.T > 2 * p.N && !is_named) return reason.refuse("more than two tokens a sequence, sooner with 16 warps a multiprocessor");
   const int64_t head = p.K * p.V, heads = step_heads(p), size = dtype_size(p.state.dtype);
   if (heads == 0) return reason.refuse("K times V is %lld, this computes 2048, 4096, 8192 and 16384", static_cast<long long>(head));
@@ -65,8 +67,10 @@ bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reas
   const fw_tensor &t = p.state;
   const bool is_one_piece = t.ndim == 3 ? p.V % kStatePad == 0 : t.strides[2] == t.shape[3];
   if (!is_one_piece || (heads > 1 && t.strides[1] != head)) return reason.refuse("a head's state is not one piece of memory");
-  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || t.strides[0] * size % 16 != 0 || t.strides[1] * size % 16 != 0) {
-    return reason.refuse("states do not start at multiples of 16 bytes");
+  for (int32_t i = 0; i < 2; ++i) {
+    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || (t.shape[i] > 1 && t.strides[i] * size % 16 != 0)) {
+      return reason.refuse("states do not start at multiples of 16 bytes");
+    }
   }
   const int64_t items = p.N * p.HV / heads, least = 2 * cuda::multiprocessor_count();
   return items >= least || is_named ||

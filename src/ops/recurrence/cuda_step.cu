@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode on CUDA: a few tokens of each sequence against a state in place. Every row; K = 64 or 128, whole panels of
-// columns, a state whose last dimension is dense; no normaliser.
+// columns, states and operands whose rows are dense and start at multiples of 4 elements; no normaliser.
 //
 // Plan: a warp a (sequence, value head, panel of columns), 4 warps a block that have nothing to do with each other:
 // no barrier of a block anywhere. A lane owns kRows = 8 or 16 state rows of 4 columns in registers; K / kRows lanes
@@ -8,8 +8,8 @@
 // accesses of 16 bytes a lane (8 of a 16-bit state) that are all in flight before anything is used, and written once
 // after all tokens. The rows of a lane are quads K / kRows quads apart, so that the same tile is read along the
 // columns of [K,V] and along the rows of [V,K]. Sums over rows are sums inside a lane and 3 or 4 shuffles. 16 rows
-// where the batch fills the device (16 warps of 8 KB a multiprocessor), 8 where it does not: a batch of one then
-// spreads over twice as many warps.
+// where the batch fills the device (16 warps of 8 KB a multiprocessor) and with batch_invariant, 8 where it does not: a batch
+// of one then spreads over twice as many warps, and adds up in another order.
 //
 // A lane brings four channels of q, k, e, b and g of a token as bits, so that all of a token's numbers wait for memory
 // once, together; of 8 rows those of the next token are asked for before this one is worked on. Shared memory a warp:
@@ -26,6 +26,14 @@ namespace fw::recurrence {
 namespace {
 
 constexpr int kStepWarps = 4;
+
+// Whether the code that a Hopper device takes of this build waits for the kernel before it.
+#if defined(__CUDA_ARCH_LIST__)
+constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
+constexpr bool kWaits = kArchitectures[sizeof kArchitectures / sizeof *kArchitectures - 1] >= 900;
+#else
+constexpr bool kWaits = true;
+#endif
 
 struct StepPlan {
   int32_t panels, items;  // of a head; of the call
@@ -67,7 +75,7 @@ struct Launch {
   template <fw_gate kGate, fw_erase kErase>
   static void run(const Problem &p) {
     constexpr int kFullWarps = 16;  // of 16 rows a multiprocessor holds
-    const bool is_wide = p.N * p.HV * (p.V / step_panel(p.K)) >= kFullWarps * cuda::multiprocessor_count();
+    const bool is_wide = p.is_batch_invariant || p.N * p.HV * (p.V / step_panel(p.K)) >= kFullWarps * cuda::multiprocessor_count();
     is_wide ? run_rows<kGate, kErase, 16>(p) : run_rows<kGate, kErase, 8>(p);
   }
 
@@ -79,7 +87,7 @@ struct Launch {
     cuda::Launch how = {static_cast<uint32_t>((plan.items + kStepWarps - 1) / kStepWarps), 32 * kStepWarps,
                         kStepWarps * static_cast<int64_t>(sizeof(StepChannels<kGate, kErase>)),
                         static_cast<cudaStream_t>(p.stream)};
-    how.overlaps = cuda::launches_overlap();
+    how.overlaps = kWaits && cuda::launches_overlap();
     cuda::launch(how, step<kGate, kErase, kRows>, p, plan);
   }
 };

@@ -109,8 +109,6 @@ int sm90_backward_launch(const Sm90Backward &in, void *workspace, void *stream_p
   gradients.dbeta = in.dbeta, gradients.dbeta_strides = in.dbeta_strides;
   gradients.g_type = call.g_type, gradients.beta_type = call.beta_type;
   gradients.g = call.g, gradients.g_strides = call.g_strides;
-  gradients.q_rows = call.q, gradients.q_strides = call.q_strides;
-  gradients.k_rows = call.k, gradients.k_strides = call.k_strides;
   if (call.HV > call.H) gradients.partial = reinterpret_cast<float *>(base + at.partial);
   gradients.d_o_is_zero = !in.d_o;
   gradients.scale = call.scale;

@@ -24,8 +24,8 @@ struct GradientArguments {
   void *dg, *dbeta;  // of the types of g and beta, or null
   Sm90Strides dg_strides, dbeta_strides;
   Sm90Real g_type, beta_type;
-  const void *g, *q_rows, *k_rows;  // vector gate
-  Sm90Strides g_strides, q_strides, k_strides;
+  const void *g;  // vector gate
+  Sm90Strides g_strides;
   float *partial;  // vector gate, several value heads a query head: [slots, H, 2 (dq, dk), 64, 128], else null
   bool d_o_is_zero;
   float scale;
