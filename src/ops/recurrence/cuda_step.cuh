@@ -16,12 +16,13 @@ template <fw_gate kGate, fw_erase kErase>
 struct StepChannels {
   static constexpr int kDecay = 2 + (kErase != FW_ERASE_NONE), kB = kDecay + (kGate == FW_GATE_VECTOR);
   static constexpr int kCount = kB + (kErase == FW_ERASE_INDEPENDENT);
-  float all[kCount][kChannels];
-  __device__ float *q() { return all[0]; }
-  __device__ float *k() { return all[1]; }
-  __device__ float *x() { return all[2]; }
-  __device__ float *decay() { return all[kDecay]; }
-  __device__ float *b() { return all[kB]; }
+  float all[kCount * kChannels];
+  __device__ float *at(int which) { return all + which * kChannels; }
+  __device__ float *q() { return at(0); }
+  __device__ float *k() { return at(1); }
+  __device__ float *x() { return at(2); }
+  __device__ float *decay() { return at(kDecay); }
+  __device__ float *b() { return at(kB); }
 };
 
 // A lane's part of a panel: quads of rows, of 4 columns.
