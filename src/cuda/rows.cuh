@@ -51,7 +51,7 @@ __device__ inline Row row_at(const fw_tensor &t, int64_t offset, int64_t stride)
   return {t.data, t.dtype, offset, stride, stride == 1 && address % (4 * size) == 0};
 }
 
-// Four elements as they lie in memory, two 16-bit ones a word when they came in one access and one a word otherwise.
+// Four elements as they came in one access: 16-bit ones two a word.
 struct QuadBits {
   uint32_t word[4];
 };
@@ -74,7 +74,7 @@ __device__ __noinline__ inline void store_loose_quad(void *data, fw_dtype dtype,
 }
 
 // A quad that is one aligned access; `offset` counts elements.
-__device__ inline QuadBits load_whole_quad_bits(const void *data, fw_dtype dtype, int64_t offset) {
+__device__ inline QuadBits load_quad_bits(const void *data, fw_dtype dtype, int64_t offset) {
   uint4 x = make_uint4(0, 0, 0, 0);
   if (dtype == FW_F32) {
     x = *reinterpret_cast<const uint4 *>(static_cast<const float *>(data) + offset);
@@ -84,7 +84,7 @@ __device__ inline QuadBits load_whole_quad_bits(const void *data, fw_dtype dtype
   }
   return {{x.x, x.y, x.z, x.w}};
 }
-__device__ inline void from_whole_quad_bits(const QuadBits &bits, fw_dtype dtype, float (&x)[4]) {
+__device__ inline void from_quad_bits(const QuadBits &bits, fw_dtype dtype, float (&x)[4]) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const uint32_t half = bits.word[j / 2] >> (j % 2 * 16) & 0xffff;
@@ -93,23 +93,16 @@ __device__ inline void from_whole_quad_bits(const QuadBits &bits, fw_dtype dtype
 }
 
 // Elements i to i + 3 of a row of n; those past its end are 0. i: a multiple of 4.
-__device__ inline bool is_one_access(const Row &row, int64_t i, int64_t n) { return row.is_packed && i + 4 <= n; }
-__device__ inline QuadBits load_quad_bits(const Row &row, int64_t i, int64_t n) {
-  const int64_t at = row.offset + i * row.stride;
-  if (is_one_access(row, i, n)) return load_whole_quad_bits(row.data, row.dtype, at);
-  const uint4 x = load_loose_quad(row.data, row.dtype, at, row.stride, n - i);
-  return {{x.x, x.y, x.z, x.w}};
-}
-__device__ inline void from_quad_bits(const QuadBits &bits, const Row &row, int64_t i, int64_t n, float (&x)[4]) {
-  if (is_one_access(row, i, n)) {
-    from_whole_quad_bits(bits, row.dtype, x);
-  } else {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) x[j] = from_bits(bits.word[j], row.dtype);
-  }
-}
 __device__ inline void load_quad(const Row &row, int64_t i, int64_t n, float (&x)[4]) {
-  from_quad_bits(load_quad_bits(row, i, n), row, i, n, x);
+  const int64_t at = row.offset + i * row.stride;
+  if (row.is_packed && i + 4 <= n) {
+    from_quad_bits(load_quad_bits(row.data, row.dtype, at), row.dtype, x);
+    return;
+  }
+  const uint4 bits = load_loose_quad(row.data, row.dtype, at, row.stride, n - i);
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) x[j] = from_bits(words[j], row.dtype);
 }
 
 // Elements i to i + 4 * kQuads - 1 of a row of n, their loads under way together; those past its end are 0. i: a multiple of 4.

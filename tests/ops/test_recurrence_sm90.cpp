@@ -19,19 +19,24 @@ Spec by_axes(fw_gate gate, fw_erase erase, int64_t operands) {
   return s;
 }
 
-// What explain says of sm90_chunk: "accepted" or "refused: reason".
+// The lines of explain about a call, with `impl` forced.
 template <class Change>
-std::string explained(const Spec &spec, Change change) {
-  Operands operands = generate(spec);
+std::string explain_lines(const char *impl, const Spec &spec, fw_direction direction, Change change) {
+  Operands operands = generate(spec, direction == FW_STEP);
   round_operands(spec, operands);
-  Call call(spec, operands, FW_FORWARD);
+  Call call(spec, operands, direction);
   call.desc.device = FW_DEVICE_CUDA;
   change(call.desc);
   char lines[4096];
   uint64_t needed = 0;
-  EXPECT_EQ(fw_recurrence_explain(forced("sm90_chunk").get(), &call.desc, FW_FORWARD, lines, sizeof lines, &needed), FW_OK)
-      << fw_last_error();
-  const std::string all = lines, name = "sm90_chunk: ";
+  EXPECT_EQ(fw_recurrence_explain(forced(impl).get(), &call.desc, direction, lines, sizeof lines, &needed), FW_OK) << fw_last_error();
+  return lines;
+}
+
+// What it says of sm90_chunk: "accepted" or "refused: reason".
+template <class Change>
+std::string explained(const Spec &spec, Change change) {
+  const std::string all = explain_lines("sm90_chunk", spec, FW_FORWARD, change), name = "sm90_chunk: ";
   const size_t at = all.find(name);
   if (at == std::string::npos) return "no line: " + all;
   return all.substr(at + name.size(), all.find('\n', at) - at - name.size());
@@ -113,29 +118,16 @@ Spec of_step(int64_t op) {
   s.B = 2, s.T = 1, s.H = 1, s.group = 1, s.V = 128, s.form = FW_FORM_AUTO;
   return s;
 }
-// The lines of explain about a step, with `impl` forced.
-template <class Change>
-std::string step_lines(const char *impl, const Spec &spec, Change change) {
-  Operands operands = generate(spec, true);
-  round_operands(spec, operands);
-  Call call(spec, operands, FW_STEP);
-  call.desc.device = FW_DEVICE_CUDA;
-  change(call.desc);
-  char lines[4096];
-  uint64_t needed = 0;
-  EXPECT_EQ(fw_recurrence_explain(forced(impl).get(), &call.desc, FW_STEP, lines, sizeof lines, &needed), FW_OK) << fw_last_error();
-  return lines;
-}
 template <class Change>
 void expect_step(const char *impl, const Spec &spec, const std::string &line, Change change) {
-  const std::string all = step_lines(impl, spec, change);
+  const std::string all = explain_lines(impl, spec, FW_STEP, change);
   EXPECT_NE(all.find(line + "\n"), std::string::npos) << line << "\n" << all;
 }
 
 TEST(Sm90, StepRefusals) {
   if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
   const auto same = [](fw_recurrence &) {};
-  if (step_lines("sm90_step", of_step(FW_OP_KDA), same).find("this runs on 9.0 only") != std::string::npos) {
+  if (explain_lines("sm90_step", of_step(FW_OP_KDA), FW_STEP, same).find("this runs on 9.0 only") != std::string::npos) {
     GTEST_SKIP() << "not run: the device is not of compute capability 9.0";
   }
   for (const char *impl : {"cuda_step", "sm90_step"}) {

@@ -100,11 +100,6 @@ def _fake_saved(x):
     return q.new_empty((slots * v.shape[2] * q.shape[3] * width,), dtype=torch.float32)
 
 
-def _can_save(x):
-    """Not on CUDA: the backward of sm90_chunk makes the states again, and a call that is given `saved` runs on cuda_portable."""
-    return x.device.type != "cuda"
-
-
 def _is_asked_for(name, given):
     """Whether a call with these arguments has the result `name`; it is a tensor without elements if not."""
     return ("final" not in name or given["output_final_state"]) and (name != "final_z" or given["normalizer"] == "sum")
@@ -246,7 +241,6 @@ class Operator:
 
     def forward(self, *arguments):
         inputs, save = (arguments[:-1], arguments[-1]) if self.saves else (arguments, False)
-        save = save and _can_save(inputs[0])
         found = self.verb.forward(self._values(inputs), save)
         result, saved = found if save else (found, None)
         results = [result] if len(self.results) == 1 else list(result)
@@ -265,7 +259,7 @@ class Operator:
         for name in self.results:
             results.append(FAKES[name](x) if _is_asked_for(name, x) else inputs[0].new_empty(0))
         if self.saves:
-            results.append(_fake_saved(x) if save and _can_save(inputs[0]) else inputs[0].new_empty(0))
+            results.append(_fake_saved(x) if save else inputs[0].new_empty(0))
         return results[0] if len(results) == 1 else tuple(results)
 
     def keep(self, ctx, inputs, output):
@@ -355,9 +349,11 @@ class Operator:
         if not torch.compiler.is_compiling():
             self._refuse_tangents(inputs)
         save = []
-        if self.saves:  # the chunk form alone saves, in float32; a graph of torch.jit.trace is the same with and without gradients
+        if self.saves:
+            # the chunk form alone saves, in float32; a graph of torch.jit.trace is the same with and without gradients; on CUDA a call
+            # that is given `saved` runs on cuda_portable, and the backward of sm90_chunk makes the states again
             has_saved = (given["form"] in ("auto", "chunk") and given["q"].dtype != torch.float64 and not _forces_what_saves_nothing(context)
-                         and not torch.jit.is_tracing())
+                         and not torch.jit.is_tracing() and not given["q"].is_cuda)
             save = [is_differentiated and has_saved and torch.is_grad_enabled()]
         found = self.run(*inputs, *save)
         if len(self.results) == 1:

@@ -86,10 +86,10 @@ __device__ inline void store_panel(T *to, const StepLane<kRows> &own, int64_t st
 
 // Four neighbours of a dense row, as they lie in memory.
 __device__ inline QuadBits ask(const fw_tensor &t, int64_t offset, int64_t first) {
-  return cuda::load_whole_quad_bits(t.data, t.dtype, offset + first);
+  return cuda::load_quad_bits(t.data, t.dtype, offset + first);
 }
 __device__ inline void take(const QuadBits &bits, const fw_tensor &t, float (&to)[kQuad]) {
-  cuda::from_whole_quad_bits(bits, t.dtype, to);
+  cuda::from_quad_bits(bits, t.dtype, to);
 }
 
 // A token's operands as they lie in memory: four channels of every key (a lane past K has those of another), the lane's

@@ -58,7 +58,6 @@ Kept kept_at(unsigned char *base, const KeptLayout &at, bool has_rows, bool has_
 const char *sm90_backward_refusal(const Sm90Backward &in) {
   if (const char *why = sm90_forward_refusal(in.call)) return why;
   if (in.call.K != kKey || in.call.V != kKey) return "backward: K and V, allowed 128";
-  if (in.call.K != kKey || in.call.V != kKey) return "backward: K and V, allowed 128";
   if (!box_strides(in.d_o, in.d_o_strides) || !box_strides(in.dq, in.dq_strides) || !box_strides(in.dk, in.dk_strides) ||
       !box_strides(in.dv, in.dv_strides)) {
     return "d_o, dq, dk or dv: start or an outer stride is no multiple of 16 bytes, or a stride is negative";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gates inside one chunk on sm_90a: exp(G_i - G_j) applied to a 64x64 product of tokens.
+// Gates inside one chunk on sm_90a. Scalar: exp(G_i - G_j) applied to a 64x64 product of tokens. Vector: two keys of a thread's rows.
 #pragma once
 #include "cuda/sm90/matrix.cuh"
 #include "cuda/sm90/product.cuh"
@@ -13,6 +13,27 @@ constexpr float kLog2e = 1.4426950408889634f;
 __device__ __forceinline__ float load_real(const void *base, Sm90Real type, int64_t index) {
   if (type == Sm90Real::kFloat32) return static_cast<const float *>(base)[index];
   return low_bf16(static_cast<const uint16_t *>(base)[index]);
+}
+
+__device__ __forceinline__ float2 times(float2 a, float2 b) { return make_float2(a.x * b.x, a.y * b.y); }
+
+// Gates of keys 2 pair and 2 pair + 1 of kRows rows from kRows * group on, as they are stored; the kernel's make_decays goes on.
+template <bool kWide, class Arguments, int kRows>
+__device__ __forceinline__ void load_gates(const Arguments &in, const Chunk &chunk, int hv, int pair, int group, float2 (&decay)[kRows]) {
+  constexpr int kBytes = kWide ? 4 : 2;
+  const int key = min(2 * pair, in.shape.K - 2);  // keys past the end have a decay as well; what it multiplies is 0
+  const int64_t at = chunk.batch * in.g_strides.batch + chunk.start * in.g_strides.token + hv * in.g_strides.head + key;
+  const char *first = static_cast<const char *>(in.g) + at * kBytes;
+  const uint32_t step = static_cast<uint32_t>(kBytes * in.g_strides.token);  // 32 bits for 64 rows: the host refuses longer strides
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {  // rows past the end read the chunk's last row
+    const uint32_t row = min(kRows * group + r, chunk.rows - 1);
+    if constexpr (kWide) {
+      decay[r] = *reinterpret_cast<const float2 *>(first + uint64_t{row} * step);
+    } else {
+      decay[r].x = __uint_as_float(*reinterpret_cast<const uint32_t *>(first + uint64_t{row} * step));
+    }
+  }
 }
 
 // G_i - G_j of gates kept as two floats.

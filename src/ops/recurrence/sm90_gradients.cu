@@ -68,15 +68,15 @@ __device__ __forceinline__ void load_items(const GradientArguments &in, Gradient
   const int group = in.shape.HV / in.shape.H;
   const uint32_t tail = shared_address(&shared.tail);
   uint32_t tail_parity = 0, keys_parity = 1, parity = 1;
-  if (in.d_o_is_zero) zero_tile_rows(shared.d_o, 0, lane), fence_async_shared();
+  if (in.d_o_is_zero) zero_tile_rows<32>(shared.d_o, 0, lane), fence_async_shared();
   __syncwarp();
   const auto zero_rows_past = [&](const Chunk &chunk, uint32_t full, unsigned char *first, unsigned char *second) {
     __syncwarp();
     if (chunk.rows == kChunk) return;
     barrier_wait(tail, tail_parity);
     tail_parity ^= 1;
-    zero_tile_rows(first, chunk.rows, lane);
-    if (second) zero_tile_rows(second, chunk.rows, lane);
+    zero_tile_rows<32>(first, chunk.rows, lane);
+    if (second) zero_tile_rows<32>(second, chunk.rows, lane);
     fence_async_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(full);

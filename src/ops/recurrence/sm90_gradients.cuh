@@ -177,8 +177,11 @@ __device__ __forceinline__ float multiply_kept_part(const unsigned char *states,
   return sum[0] + sum[1];
 }
 
-__device__ __forceinline__ void zero_tile_rows(unsigned char *tiles, int from, int lane) {
-  for (int i = lane; i < (kChunk - from) * 16; i += 32) {
+// Rows of two images from `from` on become 0, by kThreads threads.
+template <int kThreads>
+__device__ __forceinline__ void zero_tile_rows(unsigned char *tiles, int from, int thread) {
+#pragma unroll 1
+  for (int i = thread; i < (kChunk - from) * 16; i += kThreads) {
     *reinterpret_cast<uint4 *>(tiles + i % 2 * kTileBytes + (from + i / 16) * 128 + i % 16 / 2 * 16) = make_uint4(0, 0, 0, 0);
   }
 }

@@ -88,22 +88,14 @@ __device__ __forceinline__ void load_keys(const GradientArguments &in, VectorGra
   load_halves(shared.k, &in.k, &shared.keys_full, step.head, step.chunk);
 }
 
-// Rows of two images from `from` on become 0.
-__device__ __forceinline__ void zero_rows(unsigned char *tiles, int from, int thread) {
-#pragma unroll 1
-  for (int i = thread; i < (kChunk - from) * 16; i += 256) {
-    *reinterpret_cast<uint4 *>(tiles + i % 2 * kTileBytes + (from + i / 16) * 128 + i % 16 / 2 * 16) = make_uint4(0, 0, 0, 0);
-  }
-}
-
 // ---- step 1
 
-__device__ __forceinline__ void keep_decays(VectorGradientShared &shared, const Rows &rows, int pair, int block) {
+__device__ __forceinline__ void keep_decays(VectorGradientShared &shared, const RowDecays &decay, int pair, int block) {
   float2 all = make_float2(1.0f, 1.0f);
 #pragma unroll
   for (int r = 0; r < 16; ++r) {
-    *reinterpret_cast<float2 *>(shared.decay + (16 * block + r) * kDecayPitch + 2 * pair) = rows.decay[r];
-    all = times(all, rows.decay[r]);
+    *reinterpret_cast<float2 *>(shared.decay + (16 * block + r) * kDecayPitch + 2 * pair) = decay[r];
+    all = times(all, decay[r]);
   }
   *reinterpret_cast<float2 *>(shared.total[block] + 2 * pair) = all;
 }
@@ -288,7 +280,7 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
   __syncthreads();
   launch_wait();
   if (in.d_o_is_zero) {
-    zero_rows(shared.d_o, 0, thread);
+    zero_tile_rows<256>(shared.d_o, 0, thread);
     fence_async_shared();
   }
   if (thread == 0) {
@@ -299,9 +291,9 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
   }
   __syncthreads();
   // The gates of a step are loaded at the end of the one before.
-  Rows rows;
+  RowDecays decays;
   const auto load_next = [&](const Step &next, int id) {
-    if (next.item >= 0) load_gates<kWide>(in, next.chunk, next.value_head, id % 64, id / 64, rows);
+    if (next.item >= 0) load_gates<kWide>(in, next.chunk, next.value_head, id % 64, id / 64, decays);
   };
   load_next(shared.steps[0], thread);
   for (uint32_t parity = 0; shared.steps[parity].item >= 0; parity ^= 1) {
@@ -312,10 +304,10 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
     barrier_wait(shared_address(&shared.rows_full), parity);
     if (step.chunk.rows < kChunk) {
       barrier_wait(shared_address(&shared.keys_full), parity);
-      zero_rows(shared.q, step.chunk.rows, thread);
-      zero_rows(shared.k, step.chunk.rows, thread);
-      zero_rows(shared.d_o, step.chunk.rows, thread);
-      if (!kSolve) zero_rows(shared.written, step.chunk.rows, thread);
+      zero_tile_rows<256>(shared.q, step.chunk.rows, thread);
+      zero_tile_rows<256>(shared.k, step.chunk.rows, thread);
+      zero_tile_rows<256>(shared.d_o, step.chunk.rows, thread);
+      if (!kSolve) zero_tile_rows<256>(shared.written, step.chunk.rows, thread);
       fence_async_shared();
       __syncthreads();
     }
@@ -330,8 +322,8 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
       product_commit();
       DroppedBits dropped;
       if (in.dg) load_dropped(dropped, in, step, 0, id);
-      make_decays<kWide>(step.chunk, id / 64, rows);
-      keep_decays(shared, rows, id % 64, id / 64);
+      make_decays<kWide>(step.chunk, id / 64, decays);
+      keep_decays(shared, decays, id % 64, id / 64);
       store_value_gradient<256>(in, shared.e, kSolve ? &shared.factors.beta : nullptr, step.chunk, step.value_head, id);
       if (in.dg) sum_kept(in, step, shared, dropped, id);
       product_wait<0>();

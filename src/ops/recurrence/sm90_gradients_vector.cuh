@@ -66,41 +66,18 @@ __device__ __forceinline__ void multiply_block(float *x, const uint32_t (&a)[4],
 
 // ---- gates: thread (pair, block) has two keys of 16 rows
 
-struct Rows {
-  float2 decay[16];
-};
-
-__device__ __forceinline__ float2 times(float2 a, float2 b) { return make_float2(a.x * b.x, a.y * b.y); }
-
-// The gates as they are stored, to `decay`; make_decays goes on. kWide: g is fp32.
-template <bool kWide>
-__device__ __forceinline__ void load_gates(const GradientArguments &in, const Chunk &chunk, int hv, int pair, int block, Rows &rows) {
-  constexpr int kBytes = kWide ? 4 : 2;
-  const int key = min(2 * pair, in.shape.K - 2);  // keys past the end have a decay as well; what it multiplies is 0
-  const int64_t at = chunk.batch * in.g_strides.batch + chunk.start * in.g_strides.token + hv * in.g_strides.head + key;
-  const char *first = static_cast<const char *>(in.g) + at * kBytes;
-  const uint32_t step = static_cast<uint32_t>(kBytes * in.g_strides.token);  // 32 bits for 64 rows: the host refuses longer strides
-#pragma unroll
-  for (int r = 0; r < 16; ++r) {  // rows past the end read the chunk's last row
-    const uint32_t row = min(16 * block + r, chunk.rows - 1);
-    if constexpr (kWide) {
-      rows.decay[r] = *reinterpret_cast<const float2 *>(first + uint64_t{row} * step);
-    } else {
-      rows.decay[r].x = __uint_as_float(*reinterpret_cast<const uint32_t *>(first + uint64_t{row} * step));
-    }
-  }
-}
+using RowDecays = float2[16];
 
 // exp(g); 1 in rows past the end.
 template <bool kWide>
-__device__ __forceinline__ void make_decays(const Chunk &chunk, int block, Rows &rows) {
+__device__ __forceinline__ void make_decays(const Chunk &chunk, int block, RowDecays &decay) {
 #pragma unroll
   for (int r = 0; r < 16; ++r) {
-    const uint32_t narrow = __float_as_uint(rows.decay[r].x);
-    const float2 gate = kWide ? rows.decay[r] : make_float2(low_bf16(narrow), high_bf16(narrow));
+    const uint32_t narrow = __float_as_uint(decay[r].x);
+    const float2 gate = kWide ? decay[r] : make_float2(low_bf16(narrow), high_bf16(narrow));
     const bool here = r < chunk.rows - 16 * block;
-    rows.decay[r].x = here ? power_of_two(gate.x * kLog2e) : 1.0f;
-    rows.decay[r].y = here ? power_of_two(gate.y * kLog2e) : 1.0f;
+    decay[r].x = here ? power_of_two(gate.x * kLog2e) : 1.0f;
+    decay[r].y = here ? power_of_two(gate.y * kLog2e) : 1.0f;
   }
 }
 

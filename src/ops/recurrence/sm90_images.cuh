@@ -66,31 +66,20 @@ __device__ __forceinline__ void store_image_rest(float (&d)[kCount], uint32_t im
   store_image(d, image, warp, lane);
 }
 
-// d[64x128] (+)= (high + low) times the two images at `second`.
-__device__ __forceinline__ void multiply_parts(float (&d)[64], const uint32_t (&high)[4][4], const uint32_t (&low)[4][4],
-                                               uint32_t second, int add) {
-  const uint64_t b = rows_along_free(second, kTileBytes);
-  hold(d);
-  product_fence();
-#pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_n128_free(d, high[step], advance(b, step * 2048), add || step > 0);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_n128_free(d, low[step], advance(b, step * 2048), 1);
-  product_commit();
-  product_wait<0>();
-  hold(d);
-}
+__device__ __forceinline__ void multiply_free(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add) { multiply_n128_free(d, a, b, add); }
+__device__ __forceinline__ void multiply_free(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) { multiply_n64_free(d, a, b, add); }
 
-// d[64x64] (+)= (high + low) times the image at `second`.
-__device__ __forceinline__ void multiply_parts(float (&d)[32], const uint32_t (&high)[4][4], const uint32_t (&low)[4][4],
+// d (+)= (high + low) times images: [64x128] times the two at `second`, [64x64] times the one.
+template <int kCount>
+__device__ __forceinline__ void multiply_parts(float (&d)[kCount], const uint32_t (&high)[4][4], const uint32_t (&low)[4][4],
                                                uint32_t second, int add) {
   const uint64_t b = rows_along_free(second, kTileBytes);
   hold(d);
   product_fence();
 #pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_n64_free(d, high[step], advance(b, step * 2048), add || step > 0);
+  for (int step = 0; step < 4; ++step) multiply_free(d, high[step], advance(b, step * 2048), add || step > 0);
 #pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_n64_free(d, low[step], advance(b, step * 2048), 1);
+  for (int step = 0; step < 4; ++step) multiply_free(d, low[step], advance(b, step * 2048), 1);
   product_commit();
   product_wait<0>();
   hold(d);

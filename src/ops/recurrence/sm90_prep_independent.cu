@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kPrepThreads, 1) prep_independent_kernel(const
   KeysSides<Is> sides(shared, pair, group, in.scale);
   Rows &rows = sides.rows;
   if (in.g) {
-    load_gates<Is::kWide>(in, chunk, hv, pair, group, rows);
+    load_gates<Is::kWide>(in, chunk, hv, pair, group, rows.decay);
   } else {
 #pragma unroll
     for (int r = 0; r < kEach; ++r) rows.decay[r] = make_float2(0.0f, 0.0f);

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kPrepThreads, 2) prep_vector_kernel(const __gr
   }
   VectorSides<Is> sides(shared, pair, group, in.scale);
   Rows &rows = sides.rows;
-  load_gates<Is::kWide>(in, chunk, hv, pair, group, rows);
+  load_gates<Is::kWide>(in, chunk, hv, pair, group, rows.decay);
   load_erase_gate(in, chunk, h, sides);
   if (Is::kSolve && thread < kChunk) {
     const auto &s = in.beta_strides;

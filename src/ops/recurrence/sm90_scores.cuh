@@ -70,8 +70,6 @@ struct Rows {
   __device__ __forceinline__ uint32_t at(int r) const { return (first ^ (r << 4)) + r * 128; }
 };
 
-__device__ __forceinline__ float2 times(float2 a, float2 b) { return make_float2(a.x * b.x, a.y * b.y); }
-
 template <bool kNormed>
 __device__ __forceinline__ float2 unpacked(uint32_t pair) {
   return kNormed ? make_float2(low_f16(pair), high_f16(pair)) : make_float2(low_bf16(pair), high_bf16(pair));
@@ -89,25 +87,6 @@ __device__ __forceinline__ void place_rows(Rows &rows, uint32_t shared, int pair
 }
 
 // ---- loads
-
-// The gates as they are stored, to `decay`; make_decays goes on.
-template <bool kWide, class Arguments>
-__device__ __forceinline__ void load_gates(const Arguments &in, const Chunk &chunk, int hv, int pair, int group, Rows &rows) {
-  constexpr int kBytes = kWide ? 4 : 2;
-  const int key = min(2 * pair, in.shape.K - 2);  // keys past the end have a decay as well; what it multiplies is 0
-  const int64_t at = chunk.batch * in.g_strides.batch + chunk.start * in.g_strides.token + hv * in.g_strides.head + key;
-  const char *first = static_cast<const char *>(in.g) + at * kBytes;
-  const uint32_t step = static_cast<uint32_t>(kBytes * in.g_strides.token);  // 32 bits for 64 rows: the host refuses longer strides
-#pragma unroll
-  for (int r = 0; r < kEach; ++r) {  // rows past the end read the chunk's last row
-    const uint32_t row = min(kEach * group + r, chunk.rows - 1);
-    if constexpr (kWide) {
-      rows.decay[r] = *reinterpret_cast<const float2 *>(first + uint64_t{row} * step);
-    } else {
-      rows.decay[r].x = __uint_as_float(*reinterpret_cast<const uint32_t *>(first + uint64_t{row} * step));
-    }
-  }
-}
 
 // exp(g); 1 in rows past the end. Returns their product.
 template <bool kWide>
