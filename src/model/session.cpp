@@ -122,6 +122,7 @@ uint64_t Session::workspace_bytes() const {
 void Session::reset() {
   position_ = 0;
   has_logits_ = false;
+  is_torn_ = false;
   for (LayerState &layer : layers_) {
     layer.recurrent[side_].clear(stream_.get());
     layer.conv[side_].clear(stream_.get());
@@ -129,7 +130,6 @@ void Session::reset() {
 }
 
 void Session::prefill(std::span<const uint8_t> tokens, const LogitsSink &sink) {
-  // a call that fails half way leaves layers at different tokens: no logits until the next reset
   if (!tokens.empty()) has_logits_ = false;
   while (!tokens.empty()) {
     if (tokens[0] == 0) reset();
@@ -137,10 +137,8 @@ void Session::prefill(std::span<const uint8_t> tokens, const LogitsSink &sink) {
     const auto stop = std::find(tokens.begin() + 1, tokens.end(), 0);
     const size_t n = std::min<size_t>(static_cast<size_t>(stop - tokens.begin()), static_cast<size_t>(piece_));
     const int64_t T = static_cast<int64_t>(n);
-    set_input(tokens.data(), T);
-    run_blocks(T, false);
+    read_tokens(tokens.data(), T, [&] { run_blocks(T, false); });
     side_ ^= 1;
-    position_ += T;
     tokens = tokens.subspan(n);
     if (sink) {
       run_head(0, T);
@@ -159,30 +157,42 @@ void Session::prefill(std::span<const uint8_t> tokens, const LogitsSink &sink) {
 void Session::step(uint8_t token) {
   if (token == 0) reset();
   has_logits_ = false;
-  set_input(&token, 1);
   const auto work = [&] {
     run_blocks(1, true);
     run_head(0, 1);
   };
-  Recording &kept = recordings_[side_];
-  // a first run loads what it needs, which cannot be recorded
-  if (kept.has_run && !kept.steps) kept.steps = device_.record(work, stream_.get());
-  if (kept.steps) {
-    device_.replay(kept.steps.get(), stream_.get());
-  } else {
-    work();
-  }
-  kept.has_run = true;
-  position_ += 1;
+  read_tokens(&token, 1, [&] {
+    Recording &kept = recordings_[side_];
+    // a first run loads what it needs, which cannot be recorded
+    if (kept.has_run && !kept.steps && !kept.has_failed) {
+      try {
+        kept.steps = device_.record(work, stream_.get());
+      } catch (const Error &) {
+        kept.has_failed = true;  // what is wrong with the work itself is thrown where it runs
+      }
+    }
+    if (kept.steps) {
+      device_.replay(kept.steps.get(), stream_.get());
+    } else {
+      work();
+    }
+    kept.has_run = true;
+  });
   read_logits(last_logits_);
   has_logits_ = true;
 }
 
-void Session::set_input(const uint8_t *tokens, int64_t T) {
+// Puts the tokens on the device, then runs what takes every layer past them.
+void Session::read_tokens(const uint8_t *tokens, int64_t T, const std::function<void()> &work) {
+  if (is_torn_) throw Error("the session failed inside a piece or a step before: reset or restore it first");
+  is_torn_ = true;
   Input input = {};
   input.position = position_;
   memcpy(input.tokens, tokens, static_cast<size_t>(T));
   device_.set_input(reinterpret_cast<Input *>(input_.data()), input, stream_.get());
+  work();
+  position_ += T;
+  is_torn_ = false;
 }
 
 void Session::run_blocks(int64_t T, bool is_step) {

@@ -39,9 +39,11 @@ class Session {
   // Reads the tokens piece by piece through the chunk forms; afterwards `logits` are those after the last one. With a
   // sink the logits after every token are made and handed over in order. The bits do not depend on how a document is
   // split over calls as long as it is split at multiples of piece_tokens.
+  // A call that fails inside a piece or a step leaves layers at different tokens: until a reset, a zero byte or a restore
+  // every further one throws. After a failure in the sink or in bringing logits to the host the session goes on.
   void prefill(std::span<const uint8_t> tokens, const LogitsSink &sink = {});
 
-  // Reads one token through the step forms.
+  // Reads one token through the step forms. A device that fails to keep a step (Device::record) runs every step anew.
   void step(uint8_t token);
 
   std::span<const float> logits() const { return last_logits_; }
@@ -63,12 +65,12 @@ class Session {
 
   // A step that the device has kept, for one side of the states.
   struct Recording {
-    bool has_run = false;
+    bool has_run = false, has_failed = false;
     Handle steps;
   };
 
   int64_t vocab() const { return model_->config().vocab_size; }
-  void set_input(const uint8_t *tokens, int64_t T);
+  void read_tokens(const uint8_t *tokens, int64_t T, const std::function<void()> &work);
   void run_blocks(int64_t T, bool is_step);
   void run_block(size_t i, int64_t T, bool is_step);
   DeltaCall delta_call(const Block &block, const LayerState &state, int64_t T, bool is_step) const;
@@ -89,6 +91,7 @@ class Session {
   int64_t position_ = 0;
   int side_ = 0;
   bool has_logits_ = false;
+  bool is_torn_ = false;  // layers may be at different tokens
   std::vector<LayerState> layers_;
   Buffer input_, x_, h_, wide_, conv_out_, mixed_, gated_, logits_;
   std::vector<float> rows_, last_logits_;  // on the host: of a piece, and after the last token

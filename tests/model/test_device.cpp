@@ -177,6 +177,63 @@ TEST(Device, PiecesAndKeptStepsAgreeWithThePlainNetwork) {
   fw_context_destroy(context);
 }
 
+// A device that does not keep steps, and one whose additions fail when they are told to.
+int additions_left = 0;
+void add_or_fail(const Add &loop, int64_t rows, int64_t columns, void *stream) {
+  if (additions_left-- == 0) throw Error("no more additions");
+  test_device().add(loop, rows, columns, stream);
+}
+Handle fail_to_record(const std::function<void()> &, void *) { throw Error("no recording"); }
+
+TEST(Device, AFailureInsideAStepOrAPieceIsNotReadOver) {
+  TempFolder folder;
+  const model_files::Shape shape;
+  model_files::write_model(folder.path, shape, model_files::random_tensors(shape, 41));
+  Device device = test_device();
+  device.add = add_or_fail;
+  device.record = fail_to_record;
+  const std::shared_ptr<const Model> model = Model::load(folder.path.string(), device);
+  const std::shared_ptr<const Model> whole = Model::load(folder.path.string(), test_device());
+  const std::string torn = "the session failed inside a piece or a step before: reset or restore it first";
+  fw_context *context = nullptr;
+  ASSERT_EQ(fw_context_create(nullptr, &context), FW_OK);
+  {
+    Session session(model, context), other(whole, context);
+    const std::vector<uint8_t> first = {0, 10, 200, 30}, second = {5, 6};
+    additions_left = 1 << 30;
+    session.prefill(first);
+    other.prefill(first);
+    const std::vector<uint8_t> saved = session.save();
+    for (const uint8_t token : {1, 2, 3}) {  // the second would be kept, the third run from what was kept
+      session.step(token);
+      other.step(token);
+    }
+    EXPECT_EQ(session.save(), other.save());
+    for (int fails_at = 0; fails_at < 3; ++fails_at) {
+      session.restore(saved);
+      additions_left = fails_at;
+      EXPECT_EQ(refusal([&] { fails_at == 1 ? session.step(7) : session.prefill(second); }), "no more additions");
+      EXPECT_FALSE(session.has_logits());
+      additions_left = 1 << 30;
+      EXPECT_EQ(refusal([&] { session.step(7); }), torn);
+      EXPECT_EQ(refusal([&] { session.prefill(second); }), torn);
+      EXPECT_EQ(refusal([&] { session.save(); }), "save: the session has read no token");
+    }
+    session.prefill(first);  // its zero byte starts anew
+    EXPECT_EQ(session.save(), saved);
+    // the sink's own failure comes between pieces: what was read stays read
+    session.restore(saved);
+    EXPECT_EQ(refusal([&] { session.prefill(second, [](std::span<const float>) { throw Error("full"); }); }), "full");
+    EXPECT_EQ(session.position(), 6);
+    session.step(7);
+    other.restore(saved);
+    other.prefill(second);
+    other.step(7);
+    EXPECT_EQ(session.save(), other.save());
+  }
+  fw_context_destroy(context);
+}
+
 TEST(Device, NamesThatAreNoneAndDevicesThatAreNotThereAreRefused) {
   EXPECT_EQ(refusal([] { device_named("tpu"); }), "device is \"tpu\", allowed cpu and cuda");
   EXPECT_EQ(&device_named("cpu"), &host_device());
