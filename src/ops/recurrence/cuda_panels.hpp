@@ -36,11 +36,9 @@ inline Panels plan_panels(const Problem &p) {
 // Columns of the widest panel of the decode kernel, K = 64 or 128; V is a multiple of it.
 inline int64_t step_panel(int64_t K) { return 32 * 64 / K; }
 
-// Elements of state, and heads side by side, of an item of the decode kernel that streams them; 0: their size does not divide it.
-constexpr int64_t kStepItem = 16384;
-inline int64_t step_heads(const Problem &p) {
-  const int64_t heads = kStepItem / (p.K * p.V);
-  return heads * p.K * p.V == kStepItem && heads <= 8 ? heads : 0;
-}
+// And of the one that streams states: eight lanes of 16 bytes. V at most kStepWidest; it pays from 2 x kStepPiece bytes of state a
+// multiprocessor on.
+constexpr int64_t kStepWidest = 128, kStepPiece = 65536;
+inline int64_t stream_panel(fw_dtype state) { return 8 * (16 / dtype_size(state)); }
 
 }  // namespace fw::recurrence

@@ -56,25 +56,28 @@ bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reas
 
 bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
   if (!cuda_step_accepts(context, p, reason) || !cuda::is_exactly(9, 0, reason)) return false;
-  if (p.state.dtype != FW_F32) return reason.refuse("state is %s, streamed in fp32 only", dtype_name(p.state.dtype));
-  if (p.erase == FW_ERASE_INDEPENDENT) return reason.refuse("erase keys are independent");
-  const bool is_named = name_in_list(context.force_impl, "sm90_step");
+  const bool is_named = name_in_list(context.force_impl, "sm90_step"), is_wide = p.state.dtype == FW_F32;
   if (p.is_batch_invariant) return reason.refuse("batch_invariant is asked for, which cuda_step gives at every batch");
+  if (!is_wide && (p.T > 1 || given(p.cu_seqlens))) {
+    return reason.refuse("the state is %s, which one token a sequence may round", dtype_name(p.state.dtype));
+  }
   if (p.B * p.T > 2 * p.N && !is_named) return reason.refuse("more than two tokens a sequence, sooner with 16 warps a multiprocessor");
-  const int64_t head = p.K * p.V, heads = step_heads(p), size = dtype_size(p.state.dtype);
-  if (heads == 0) return reason.refuse("K times V is %lld, this computes 2048, 4096, 8192 and 16384", static_cast<long long>(head));
-  if (p.HV % heads != 0) return reason.refuse("HV is %lld, at this K and V a multiple of %lld is needed", static_cast<long long>(p.HV), static_cast<long long>(heads));
+  const int64_t panel = stream_panel(p.state.dtype), size = dtype_size(p.state.dtype);
+  if (p.V % panel != 0 || p.V > kStepWidest) {
+    return reason.refuse("V is %lld, of a state of %s this computes multiples of %lld up to %lld", static_cast<long long>(p.V),
+                         dtype_name(p.state.dtype), static_cast<long long>(panel), static_cast<long long>(kStepWidest));
+  }
   const fw_tensor &t = p.state;
   const bool is_one_piece = t.ndim == 3 ? p.V % kStatePad == 0 : t.strides[2] == t.shape[3];
-  if (!is_one_piece || (heads > 1 && t.strides[1] != head)) return reason.refuse("a head's state is not one piece of memory");
+  if (!is_one_piece) return reason.refuse("a head's state is not one piece of memory");
   for (int32_t i = 0; i < 2; ++i) {
     if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || (t.shape[i] > 1 && t.strides[i] * size % 16 != 0)) {
       return reason.refuse("states do not start at multiples of 16 bytes");
     }
   }
-  const int64_t items = p.N * p.HV / heads, least = 2 * cuda::multiprocessor_count();
-  return items >= least || is_named ||
-         reason.refuse("%lld pieces of 16384 elements of state, this pays from %lld on", static_cast<long long>(items), static_cast<long long>(least));
+  const int64_t bytes = p.N * p.HV * p.K * p.V * size, least = 2 * kStepPiece * cuda::multiprocessor_count();
+  return bytes >= least || is_named ||
+         reason.refuse("%lld bytes of state, this pays from %lld on", static_cast<long long>(bytes), static_cast<long long>(least));
 }
 uint64_t cuda_step_workspace(const fw_context &, const Problem &) { return 0; }
 

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode on Hopper with many heads: fp32 states stream through shared memory. Rows without independent erase keys, with
-// states that are one piece of memory a head.
+// Decode on Hopper with many heads: states stream through shared memory, each read once and written once by a bulk copy.
+// States that are one piece of memory a head, K = 64 or 128, V whole panels; 16-bit states one token at a time.
 //
-// Plan: one CTA a multiprocessor, each taking every grid-th item. An item is 16384 elements of state: heads side by side
-// of one sequence, one of K = V = 128, four of 64. 9 warps: warp 8 moves states, warps 0 to 7 own a panel of columns
-// each, 16 rows of 4 columns a lane as in cuda_step.cu.
+// Plan: a CTA a head, a warp a panel of 8 P columns, P = 4 elements of an fp32 state and 8 of a 16-bit one (16 bytes a lane):
+// 4 warps and 64 KB of an fp32 state at K = V = 128, three CTAs a multiprocessor; 2 warps and 32 KB of a 16-bit state, six.
+// CTAs know nothing of each other, so that while one computes others load and store.
 //
-//   warp 8     | load item 0 | load 1 | load 2 | store 0, load 3 | store 1, load 4 | ...      (one bulk copy each)
-//   warps 0-7  |             | item 0          | item 1          | item 2          | ...
+//   thread 0        | bulk load of the state |                                          | bulk store |
+//   warps, by token | operands of two tokens | sums over S | u, o | S = D S + k u | ... |
 //
-// A panel goes from shared memory to registers, takes all tokens and goes back to its place. The operands of an item
-// are asked for while the one before it is worked on. Barriers: full[stage], the copy's bytes; done[stage], one arrival a warp
-// 0-7, behind its fence. Shared memory: 3 stages of 64 KB, 8 x 2 to 4 channels of 512 B, barriers: 205 to 213 KB.
-// Registers: at most 168.
+// The state stays in shared memory: a token reads it for its sums and again to write it, so no register holds it. Eight lanes
+// with 16 bytes each lie along a row of [K,V], along a column of [V,K]: 128 bytes, no bank twice. Sums over the other lanes by
+// halving: each lane ends with P / 4 columns, whose u and o it makes.
+//
+// Operands: warp j makes all channels and values of token j, two tokens at once with an fp32 state; with a vector gate q (and a key read after the decay) are multiplied
+// by it there, so that the sums take the state as it lies. Barriers: full, the copy's bytes; __syncthreads behind and before
+// the operands of two tokens and before the store; __syncwarp behind u.
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
@@ -26,138 +29,293 @@ namespace {
 
 using namespace sm90;
 
-constexpr uint32_t kStages = 3, kStageBytes = kStepItem * sizeof(float);
-constexpr int kStateWarps = 8, kStepThreads = 32 * (kStateWarps + 1), kStepRows = 16;
-
-struct StreamPlan {
-  int32_t heads, groups, items;  // value heads of an item; items of a sequence; of the call
-};
-
-template <fw_gate kGate, fw_erase kErase>
+// Behind the state in shared memory. kTogether: tokens whose operands are there at once.
+template <fw_gate kGate, fw_erase kErase, int kTogether>
 struct StreamShared {
-  float stages[kStages][kStepItem];
-  StepChannels<kGate, kErase> channels[kStateWarps];
-  uint64_t full[kStages], done[kStages];
-  char *places[kStages];  // of the states in the stages, of warp 8 alone
+  StepChannels<kGate, kErase> channels[kTogether];
+  float values[kTogether][kChannels];                           // v'
+  float written[1 + (kErase == FW_ERASE_INDEPENDENT)][kChannels];  // u; what an independent key reads
+  float qk[kTogether], qb[kTogether], decay[kTogether];         // decay: of a scalar gate
+  uint64_t full;
 };
 
-struct StreamItem {
-  int64_t n, hv;  // sequence; first value head
-};
-__device__ inline StreamItem item_at(const StreamPlan &plan, int32_t item) {
-  const int32_t n = item / plan.groups;
-  return {n, static_cast<int64_t>(item - n * plan.groups) * plan.heads};
-}
-
-// One thread: states in and out of the stages, in the order in which the warps take them.
-template <class Shared>
-__device__ inline void move_states(const Problem &p, const StreamPlan &plan, Shared &s) {
-  uint32_t loads = 0, stores = 0;
-  const auto store_next = [&] {
-    const uint32_t stage = stores % kStages;
-    barrier_wait(shared_address(&s.done[stage]), stores / kStages % 2);
-    store_bytes(s.places[stage], shared_address(s.stages[stage]), kStageBytes);
-    store_commit();
-    ++stores;
-  };
-#pragma unroll 1
-  for (int32_t item = static_cast<int32_t>(blockIdx.x); item < plan.items; item += static_cast<int32_t>(gridDim.x)) {
-    const StreamItem at = item_at(plan, item);
-    const StepSequence sequence = step_sequence(p, at.n);
-    if (sequence.slot < 0) continue;
-    if (loads >= kStages) {
-      store_next();
-      store_wait_read<0>();
-    }
-    const uint32_t stage = loads % kStages, full = shared_address(&s.full[stage]);
-    char *place = static_cast<char *>(p.state.data) +
-                  find_state(p, p.state, sequence.slot, at.hv).base * static_cast<int64_t>(sizeof(float));
-    s.places[stage] = place;
-    barrier_expect_bytes(full, kStageBytes);
-    load_bytes(shared_address(s.stages[stage]), place, kStageBytes, full);
-    ++loads;
+// The first kCount sums of two times as many: those of the lane's half, added up over a pair of lanes.
+template <int kCount>
+__device__ inline void halve(float *v, bool is_high, int mask) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    const float kept = is_high ? v[j + kCount] : v[j], sent = is_high ? v[j] : v[j + kCount];
+    v[j] = kept + __shfl_xor_sync(0xffffffffu, sent, mask);
   }
-  while (stores < loads) store_next();
-  store_wait<0>();
 }
 
-template <fw_gate kGate, fw_erase kErase>
-__global__ void __launch_bounds__(kStepThreads, 1)
-    stream_step(const __grid_constant__ Problem p, const __grid_constant__ StreamPlan plan) {
-  using Shared = StreamShared<kGate, kErase>;
-  Shared &s = *cuda::dynamic_shared<Shared>();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < kStages; ++i) {
-      barrier_init(shared_address(&s.full[i]), 1);
-      barrier_init(shared_address(&s.done[i]), kStateWarps);
+template <class T>
+constexpr int kPackSize = 16 / static_cast<int>(sizeof(T));
+template <class T>
+constexpr int kTokens = sizeof(T) == 4 ? 2 : 1;
+template <class T>
+struct alignas(16) WidePack {
+  T at[kPackSize<T>];
+};
+
+// A warp's panel of a state [K,V] or [V,K] of T in shared memory.
+template <class T, bool kIsVk>
+struct StreamPanel {
+  static constexpr int kPack = kPackSize<T>, kOwned = kPack / 4;            // columns whose u a lane makes
+  static constexpr int kSums = kIsVk ? 2 * kPack : kPack, kDense = kChannels / (8 * kPack);  // packs of a column of [V,K]
+  T *state;
+  int K, V, first, near, far;  // first: column of the panel; near: of eight lanes side by side; far: of four groups
+
+  __device__ StreamPanel(T *memory, int keys, int values, int warp) : state(memory), K(keys), V(values), first(warp * 8 * kPack) {
+    near = threadIdx.x % 8, far = threadIdx.x % 32 / 8;
+  }
+  __device__ int columns() const { return 8 * kPack; }
+  // Column `m` of those whose u the lane makes, after `share`.
+  __device__ int owned(int m) const {
+    if constexpr (kIsVk) return first + 4 * ((near / 4) * kPack + (near / 2 % 2) * (kPack / 2) + (near % 2) * (kPack / 4) + m) + far;
+    return first + kPack * near + (far / 2) * (kPack / 2) + (far % 2) * (kPack / 4) + m;
+  }
+  __device__ void share(float (&sums)[kSums]) const {
+    if constexpr (kIsVk) {
+      halve<kPack>(sums, near & 4, 4), halve<kPack / 2>(sums, near & 2, 2), halve<kPack / 4>(sums, near & 1, 1);
+    } else {
+      halve<kPack / 2>(sums, far & 2, 16), halve<kPack / 4>(sums, far & 1, 8);
     }
+  }
+  // f(place of a pack, its first row, its column): packs along a column.
+  __device__ WidePack<T> &pack(int row, int column) const {
+    return *reinterpret_cast<WidePack<T> *>(state + (kIsVk ? column * K + row : row * V + column));
+  }
+
+  // [0] S^T q, [1] S^T x of the lane's columns, over its rows.
+  template <bool kErases>
+  __device__ void read(const float *q, const float *x, float (&sums)[2][kSums]) const {
+    if constexpr (kIsVk) {
+      float queries[kDense][kPack], keys[kDense][kPack];
+      take_rows(q, queries);
+      if constexpr (kErases) take_rows(x, keys);
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) {
+#pragma unroll
+        for (int i = 0; i < kDense; ++i) {
+          if (i * 8 * kPack >= K) break;
+          const WidePack<T> s = pack((i * 8 + near) * kPack, first + 4 * n + far);
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) {
+            const float y = cuda::to_float(s.at[j]);
+            sums[0][n] = fmaf(queries[i][j], y, sums[0][n]);
+            if constexpr (kErases) sums[1][n] = fmaf(keys[i][j], y, sums[1][n]);
+          }
+        }
+      }
+    } else {
+#pragma unroll 2
+      for (int row = 4 * far; row < K; row += 16) {
+        float query[4], key[4];
+        take_quad(q + row, query);
+        if constexpr (kErases) take_quad(x + row, key);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const WidePack<T> s = pack(row + i, first + kPack * near);
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) {
+            const float y = cuda::to_float(s.at[j]);
+            sums[0][j] = fmaf(query[i], y, sums[0][j]);
+            if constexpr (kErases) sums[1][j] = fmaf(key[i], y, sums[1][j]);
+          }
+        }
+      }
+    }
+  }
+
+  // S = D S + k u^T + b w^T; decay: [K], or of all rows when that is null.
+  template <bool kIndependent>
+  __device__ void write(const float *k, const float *b, const float *decay, float decay_of_all, const float *u, const float *w) const {
+    const auto renew = [](WidePack<T> &s, int j, float d, float key, float value, float other, float read) {
+      float y = fmaf(key, value, d * cuda::to_float(s.at[j]));
+      if constexpr (kIndependent) y = fmaf(other, read, y);
+      cuda::from_float(y, s.at + j);
+    };
+    if constexpr (kIsVk) {
+      float keys[kDense][kPack], others[kDense][kPack], factors[kDense][kPack];
+      take_rows(k, keys);
+      if constexpr (kIndependent) take_rows(b, others);
+      if (decay) take_rows(decay, factors);
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) {
+        const int column = first + 4 * n + far;
+        const float value = u[column], read = kIndependent ? w[column] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kDense; ++i) {
+          if (i * 8 * kPack >= K) break;
+          WidePack<T> &place = pack((i * 8 + near) * kPack, column), s = place;
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) {
+            renew(s, j, decay ? factors[i][j] : decay_of_all, keys[i][j], value, kIndependent ? others[i][j] : 0.0f, read);
+          }
+          place = s;
+        }
+      }
+    } else {
+      float value[kPack], read[kPack];
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) value[j] = u[first + kPack * near + j], read[j] = kIndependent ? w[first + kPack * near + j] : 0.0f;
+#pragma unroll 2
+      for (int row = 4 * far; row < K; row += 16) {
+        float key[4], other[4], factor[4];
+        take_quad(k + row, key);
+        if constexpr (kIndependent) take_quad(b + row, other);
+        if (decay) take_quad(decay + row, factor);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          WidePack<T> &place = pack(row + i, first + kPack * near), s = place;
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) {
+            renew(s, j, decay ? factor[i] : decay_of_all, key[i], value[j], kIndependent ? other[i] : 0.0f, read[j]);
+          }
+          place = s;
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ static void take_quad(const float *from, float (&to)[4]) {
+    const float4 x = *reinterpret_cast<const float4 *>(from);
+    to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+  }
+  __device__ void take_rows(const float *from, float (&to)[kDense][kPack]) const {
+#pragma unroll
+    for (int i = 0; i < kDense; ++i) {
+      if (i * 8 * kPack >= K) break;
+#pragma unroll
+      for (int j = 0; j < kPack; j += 4) take_quad(from + (i * 8 + near) * kPack + j, *reinterpret_cast<float(*)[4]>(&to[i][j]));
+    }
+  }
+};
+
+// A warp makes the operands of a token.
+template <fw_gate kGate, fw_erase kErase, int kTogether>
+__device__ inline void make_operands(const Problem &p, const cuda::DeviceSegment &segment, int64_t token, int64_t hv, int64_t h, int j,
+                                     StreamShared<kGate, kErase, kTogether> &s) {
+  const int lane = threadIdx.x % 32, first = lane * kQuad, V = static_cast<int>(p.V);
+  StepBits<kGate, kErase> bits;
+  bits.ask_all(p, segment.batch, token, hv, h, first % V);
+  StepChannels<kGate, kErase> &channels = s.channels[j];
+  const StepToken made = make_token(p, bits, hv, channels);
+  if (first < V) *reinterpret_cast<float4 *>(s.values[j] + first) = make_float4(made.u[0], made.u[1], made.u[2], made.u[3]);
+  if constexpr (kGate == FW_GATE_VECTOR) {
+#pragma unroll
+    for (int i = 0; i < kQuad; ++i) {
+      const float decay = channels.decay()[first + i];
+      channels.q()[first + i] *= decay;
+      if constexpr (kErase == FW_ERASE_SHARED_AFTER) channels.x()[first + i] *= decay;
+    }
+  }
+  if (lane == 0) s.qk[j] = made.qk, s.qb[j] = made.qb, s.decay[j] = made.decay;
+}
+
+// One token against a warp's panel.
+template <fw_gate kGate, fw_erase kErase, int kTogether, class Panel>
+__device__ inline void take_token(const Problem &p, const Panel &panel, int j, StreamShared<kGate, kErase, kTogether> &s, int64_t o_offset) {
+  constexpr bool kErases = kErase != FW_ERASE_NONE;
+  StepChannels<kGate, kErase> &channels = s.channels[j];
+  const float decay = kGate == FW_GATE_SCALAR ? s.decay[j] : 1.0f;
+  float all[2][Panel::kSums] = {}, sums[2][Panel::kOwned] = {}, u[Panel::kOwned];
+  panel.template read<kErases>(channels.q(), kErases ? channels.x() : nullptr, all);
+  panel.share(all[0]);
+  if constexpr (kErases) panel.share(all[1]);
+#pragma unroll
+  for (int m = 0; m < Panel::kOwned; ++m) {
+    sums[0][m] = all[0][m] * decay;
+    if constexpr (kErases) sums[1][m] = kErase == FW_ERASE_SHARED_AFTER ? all[1][m] * decay : all[1][m];
+    u[m] = s.values[j][panel.owned(m)];
+  }
+  erase_value<kErase>(sums, u);
+#pragma unroll
+  for (int m = 0; m < Panel::kOwned; ++m) {
+    const int column = panel.owned(m);
+    s.written[0][column] = u[m];
+    if constexpr (kErase == FW_ERASE_INDEPENDENT) s.written[1][column] = sums[1][m];
+    store_at(p.o, o_offset + column * p.o.strides[3], row_output<kErase>(sums, u, m, s.qk[j], s.qb[j], p.scale_f32));
+  }
+  __syncwarp();  // u of the panel is there
+  panel.template write<kErase == FW_ERASE_INDEPENDENT>(channels.k(), kErase == FW_ERASE_INDEPENDENT ? channels.b() : nullptr,
+                                                       kGate == FW_GATE_VECTOR ? channels.decay() : nullptr, decay, s.written[0],
+                                                       s.written[kErase == FW_ERASE_INDEPENDENT]);
+}
+
+template <fw_gate kGate, fw_erase kErase, class T>
+__global__ void __launch_bounds__(128) stream_step(const __grid_constant__ Problem p) {
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int K = static_cast<int>(p.K), V = static_cast<int>(p.V), bytes = K * V * static_cast<int>(sizeof(T));
+  constexpr int kTogether = kTokens<T>;
+  T *state = cuda::dynamic_shared<T>();
+  auto &s = *reinterpret_cast<StreamShared<kGate, kErase, kTogether> *>(reinterpret_cast<char *>(state) + bytes);
+  const uint32_t full = shared_address(&s.full), heads = static_cast<uint32_t>(p.HV), n = blockIdx.x / heads;
+  const int64_t hv = blockIdx.x - n * heads, h = hv / p.group();
+  if (threadIdx.x == 0) {
+    barrier_init(full, 1);
     barrier_init_fence();
   }
-  __syncthreads();  // barriers are there
   launch_next();
   launch_wait();
-  if (warp == kStateWarps) {
-    if (lane == 0) move_states(p, plan, s);
+  const StepSequence sequence = step_sequence(p, n);
+  const cuda::DeviceSegment segment = sequence.segment;
+  if (sequence.slot < 0) {
+    for (int64_t token = segment.begin; token < segment.end; ++token) {
+      const int64_t offset = head_offset(p.o, segment.batch, token, hv);
+      for (int column = threadIdx.x; column < V; column += blockDim.x) store_at(p.o, offset + column * p.o.strides[3], 0.0f);
+    }
     return;
   }
-  const bool is_vk = p.state_layout == FW_STATE_VK;
-  const StepLane<kStepRows> own(static_cast<int>(p.K), is_vk);
-  const int K = static_cast<int>(p.K), V = static_cast<int>(p.V), panels = V / own.columns();
-  const int head = warp / panels, first_column = warp % panels * own.columns();
-  const int64_t column = first_column + own.column, group = p.HV / p.H;
-  const int stride = is_vk ? K : V, from = head * K * V + first_column * (is_vk ? K : 1);
-  StepBits<kGate, kErase> bits;
-  StepSequence sequence;
-  int64_t hv = 0, h = 0;
-  // the next item of the CTA whose sequence is not skipped, its operands asked for
-  int32_t item = static_cast<int32_t>(blockIdx.x);
-  const auto seek = [&] {
-    for (; item < plan.items; item += static_cast<int32_t>(gridDim.x)) {
-      const StreamItem at = item_at(plan, item);
-      hv = at.hv + head, h = hv / group;
-      sequence = step_sequence(p, at.n);
-      if (sequence.slot >= 0) return bits.ask_all(p, sequence.segment.batch, sequence.segment.begin, hv, h, column);
-      store_zeros(p, own, sequence.segment, hv, column);
+  T *place = static_cast<T *>(p.state.data) + find_state(p, p.state, sequence.slot, hv).base;
+  if (threadIdx.x == 0) {
+    barrier_expect_bytes(full, bytes);
+    load_bytes(shared_address(state), place, bytes, full);
+  }
+  const auto take_all = [&](const auto &panel) {
+#pragma unroll 1
+    for (int64_t token = segment.begin; token < segment.end; token += kTogether) {
+      const int count = segment.end - token < kTogether ? static_cast<int>(segment.end - token) : kTogether;
+      if (token > segment.begin) __syncthreads();  // the operands before are read
+      for (int j = warp; j < count; j += warps) make_operands(p, segment, token + j, hv, h, j, s);
+      __syncthreads();  // operands are there, and the barrier
+      if (token == segment.begin) barrier_wait(full, 0);
+#pragma unroll 1
+      for (int j = 0; j < count; ++j) take_token(p, panel, j, s, head_offset(p.o, segment.batch, token + j, hv));
     }
   };
-  seek();
-#pragma unroll 1
-  for (uint32_t taken = 0; item < plan.items; ++taken) {
-    const uint32_t stage = taken % kStages;
-    const cuda::DeviceSegment segment = sequence.segment;
-    const int64_t own_hv = hv, own_h = h;
-    StepTile<kStepRows> S;
-    barrier_wait(shared_address(&s.full[stage]), taken / kStages % 2);
-    load_part(s.stages[stage] + from, own, is_vk, stride, S);
-    take_steps<true>(p, own, segment, own_hv, own_h, column, bits, s.channels[warp], S, [&] {
-      item += static_cast<int32_t>(gridDim.x);
-      seek();
-    });
-    store_part(s.stages[stage] + from, own, is_vk, stride, S);
-    fence_async_shared();
-    __syncwarp();  // the panel is in its place
-    if (lane == 0) barrier_arrive(shared_address(&s.done[stage]));
+  if (p.state_layout == FW_STATE_VK) {
+    take_all(StreamPanel<T, true>(state, K, V, warp));
+  } else {
+    take_all(StreamPanel<T, false>(state, K, V, warp));
+  }
+  fence_async_shared();
+  __syncthreads();  // the state is written
+  if (threadIdx.x == 0) {
+    store_bytes(place, shared_address(state), bytes);
+    store_commit();
+    store_wait_read<0>();
   }
 }
 
 struct Stream {
   template <fw_gate kGate, fw_erase kErase>
   static void run(const Problem &p) {
-    if constexpr (kErase != FW_ERASE_INDEPENDENT) run_rows<kGate, kErase>(p);
+    switch (p.state.dtype) {
+      case FW_F32: return run_type<kGate, kErase, float>(p);
+      case FW_BF16: return run_type<kGate, kErase, __nv_bfloat16>(p);
+      default: return run_type<kGate, kErase, __half>(p);
+    }
   }
-  template <fw_gate kGate, fw_erase kErase>
-  static void run_rows(const Problem &p) {
-    StreamPlan plan = {};
-    plan.heads = static_cast<int32_t>(step_heads(p));
-    plan.groups = static_cast<int32_t>(p.HV / plan.heads);
-    plan.items = static_cast<int32_t>(p.N) * plan.groups;
-    const int32_t ctas = cuda::multiprocessor_count();
-    cuda::Launch how = {static_cast<uint32_t>(plan.items < ctas ? plan.items : ctas), kStepThreads,
-                        static_cast<int64_t>(sizeof(StreamShared<kGate, kErase>)),
+  template <fw_gate kGate, fw_erase kErase, class T>
+  static void run_type(const Problem &p) {
+    cuda::Launch how = {static_cast<uint32_t>(p.N * p.HV), static_cast<uint32_t>(p.V / (8 * kPackSize<T>)) * 32,
+                        p.K * p.V * static_cast<int64_t>(sizeof(T)) + static_cast<int64_t>(sizeof(StreamShared<kGate, kErase, kTokens<T>>)),
                         static_cast<cudaStream_t>(p.stream)};
     how.overlaps = true;
-    cuda::launch(how, stream_step<kGate, kErase>, p, plan);
+    cuda::launch(how, stream_step<kGate, kErase, T>, p);
   }
 };
 
