@@ -17,7 +17,8 @@ FW_HOST_DEVICE static inline int64_t chunk_slot_at(const Problem &p, int64_t n, 
 static inline int64_t chunk_slots(const Problem &p) { return slots_of(p, kChunkRows); }
 
 // Where the images of a (slot, value head) lie: one record, offsets in floats; -1: not there. Rows past the end of a sequence are 0,
-// as are channels past K and columns past V. Shared erase: t = (I + xk)^-1. Independent: t = (I - xb)^-1.
+// as are channels past K and columns past V. Shared erase: t = (I + xk)^-1. Independent: t = (I - xb)^-1. Where operands have one tf32
+// part, all but total and values are rounded to it.
 struct ChunkImages {
   float *data;            // [slot][HV][record]
   int32_t record;         // a multiple of 4
@@ -42,6 +43,8 @@ struct ChunkStates {
 
 // 1 or 2: tf32 parts of an operand.
 int32_t chunk_parts(const Problem &p);
+
+int32_t chunk_shared_bytes(const Problem &p);  // of the block that needs the most
 
 void launch_chunk_prep(const Problem &p, const ChunkImages &images);
 // kept: states and what rows write instead of o; final states are written where they are given. divisors: of the normaliser, or nullptr.
