@@ -209,6 +209,31 @@ void run_sm90(fw_direction direction) {
 TEST(Grid, ForwardOfSm90) { run_sm90(FW_FORWARD); }
 TEST(Grid, BackwardOfSm90) { run_sm90(FW_BACKWARD); }
 
+// The chunk form on the portable tensor cores: every row, bf16 and fp16, K and V up to 128.
+void run_cuda_chunk(fw_direction direction, int64_t dtype) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  for (const Spec &row : rows()) {
+    for (int64_t regime = 0; regime < kRegimeCount; ++regime) {
+      if (row.op == FW_OP_BY_AXES && regime != (row.gate * 3 + row.erase + row.operands + dtype) % kRegimeCount) continue;
+      if (is_short() && regime != (row.op + row.gate + row.erase + row.operands + dtype) % kRegimeCount) continue;
+      for (int64_t i = 0; i < (is_full() ? 3 : 1); ++i) {
+        Spec spec = draw(row, dtype, regime, 6000 + 100 * regime + 10 * row.op + 3 * row.gate + row.erase + row.operands + dtype + i);
+        Random random(static_cast<uint64_t>(spec.seed));
+        spec.K = random.chance(0.4) ? 128 : random.integer(1, 128), spec.V = random.chance(0.4) ? 128 : random.integer(1, 128);
+        spec.T = is_short() ? pick(random, {1, 16, 17, 33, 47}) : pick(random, {1, 15, 16, 17, 65, 130, 257, 515});
+        if (is_short()) spec.B = spec.H = 1, spec.group = 1 + row.op % 2;
+        if (spec.pack > 0) spec.B = 1;
+        if (spec.T < 8) spec.tail = 0;
+        spec.form = FW_FORM_CHUNK;
+        Checked(spec, direction).run(forced("cuda_chunk"), "cuda_chunk");
+      }
+    }
+  }
+}
+
+TEST(Grid, ForwardOfCudaChunkBf16) { run_cuda_chunk(FW_FORWARD, FW_BF16); }
+TEST(Grid, ForwardOfCudaChunkFp16) { run_cuda_chunk(FW_FORWARD, FW_F16); }
+
 // Nine chunks whose operands are exact: only the sums are rounded, which the tensor cores cut. Missed the bound of the state by
 // 4 % when all products of a chunk went into the state's own sums.
 TEST(Grid, ForwardOfExactOperands) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warp-wide pieces: 8x8 tiles of 16-bit elements between shared memory and registers, the tf32 and bf16 warp products,
-// and the place of an element in a tile of 128-byte rows with the 128-byte swizzle.
+// Warp-wide pieces: 8x8 tiles of 16-bit elements between shared memory and registers, the bf16 warp product, and
+// the place of an element in a tile of 128-byte rows with the 128-byte swizzle.
 // With g = lane / 4 and t = lane % 4, a thread's part of an 8x8 tile is row g, columns 2t and 2t+1.
 #pragma once
 #include <cuda_bf16.h>
@@ -61,23 +61,8 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   return packed;
 }
 
-__device__ __forceinline__ uint32_t to_tf32(float value) {
-  uint32_t rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
-  return rounded;
-}
-
-// Adds a[16x8] b[8x8] to d[16x8], in tf32. Thread (g, t): a = (g, t), (g+8, t), (g, t+4), (g+8, t+4); b = (t, g), (t+4, g);
-// d = (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
-__device__ __forceinline__ void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Adds a[16x16] b[16x8] to d[16x8], in bf16. Thread (g, t): a = (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8), two columns each;
-// b = (2t, g), (2t+8, g), two rows each; d as above.
+// b = (2t, g), (2t+8, g), two rows each; d = (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
 __device__ __forceinline__ void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -10,6 +10,11 @@ bool cuda_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t cuda_workspace(const fw_context &context, const Problem &p);
 fw_status cuda_run(fw_context &context, const Problem &p, void *workspace);
 
+// Chunks of 16 rows on the tensor cores of compute capability 8.0 and later.
+bool cuda_chunk_accepts(const fw_context &context, const Problem &p, Reason &reason);
+uint64_t cuda_chunk_workspace(const fw_context &context, const Problem &p);
+fw_status cuda_chunk_run(fw_context &context, const Problem &p, void *workspace);
+
 // Whether the current device reaches every tensor of a call, saved and the workspace, and the alignment of the last two.
 fw_status cuda_check_places(const Problem &p, const void *workspace);
 

@@ -79,6 +79,7 @@ bool accepts_reference(const fw_context &, const Problem &p, Reason &reason) {
 
 constexpr Impl<Problem> kForward[] = {
     {"sm90_chunk", sm90_accepts, sm90_workspace, nullptr, sm90_run},
+    {"cuda_chunk", cuda_chunk_accepts, cuda_chunk_workspace, nullptr, cuda_chunk_run},
     {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_DOTS_IMPL(kAmx, "cpu_amx_chunk"),
     FW_DOTS_IMPL(kAvx512Bf16, "cpu_avx512_bf16_chunk"),

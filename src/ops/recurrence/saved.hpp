@@ -16,16 +16,20 @@ FW_HOST_DEVICE static inline int64_t pad_to(int64_t n, int64_t step) { return (n
 FW_HOST_DEVICE static inline int64_t saved_width(const Problem &p) {
   return pad_to(p.V + (p.has_normalizer ? 1 : 0), kStatePad);
 }
-// First slot of sequence n, which starts at row first_row of its batch entry: with packing an upper bound that needs no sum
-// over the sequences before.
+// First slot of sequence n, which starts at row first_row of its batch entry, with a slot each `rows` rows: with packing an upper
+// bound that needs no sum over the sequences before. And how many slots there are.
+FW_HOST_DEVICE static inline int64_t slot_at(const Problem &p, int64_t n, int64_t first_row, int64_t rows) {
+  if (!given(p.cu_seqlens)) return n * ((p.R + rows - 1) / rows);
+  return first_row / rows + n;
+}
+static inline int64_t slots_of(const Problem &p, int64_t rows) {
+  if (!given(p.cu_seqlens)) return p.N * ((p.R + rows - 1) / rows);
+  return p.R / rows + p.N;
+}
 FW_HOST_DEVICE static inline int64_t saved_slot_at(const Problem &p, int64_t n, int64_t first_row) {
-  if (!given(p.cu_seqlens)) return n * ((p.R + kSegmentRows - 1) / kSegmentRows);
-  return first_row / kSegmentRows + n;
+  return slot_at(p, n, first_row, kSegmentRows);
 }
-static inline int64_t saved_slots(const Problem &p) {
-  if (!given(p.cu_seqlens)) return p.N * ((p.R + kSegmentRows - 1) / kSegmentRows);
-  return p.R / kSegmentRows + p.N;
-}
+static inline int64_t saved_slots(const Problem &p) { return slots_of(p, kSegmentRows); }
 // UINT64_MAX when it does not fit.
 uint64_t saved_bytes(const Problem &p);
 

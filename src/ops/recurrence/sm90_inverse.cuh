@@ -4,10 +4,13 @@
 // T_IJ^T = -(sum over J <= M < I of T_MJ^T L_IM^T) T_II^T, each result being the next first operand in registers.
 // A doubling (Neumann) of 16x16 blocks in fp16 loses everything for similar keys; this stays below 1e-3.
 #pragma once
-#include "cuda/sm90/matrix.cuh"
+#include "cuda/warp_product.cuh"
 #include "ops/recurrence/sm90_plan.cuh"
 
 namespace fw::sm90 {
+
+using cuda::multiply_tf32;
+using cuda::to_tf32;
 
 constexpr int kPitch = 72;  // floats in a row of L: rows g and columns 2t of a warp's access hit 32 banks once
 

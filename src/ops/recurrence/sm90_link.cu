@@ -7,7 +7,7 @@
 // Tried: fp32 multiply-adds, 4.0 us a segment at 64 CTAs and 2.5 us at 128.
 #include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
-#include "cuda/sm90/matrix.cuh"
+#include "cuda/tf32.cuh"
 #include "ops/recurrence/sm90_scan.cuh"
 
 namespace fw::sm90 {
@@ -19,11 +19,6 @@ constexpr int64_t kSize = kKey * kKey;
 struct LinkShared {
   uint32_t high[kRows][kKey + 4], low[kRows][kKey + 4];  // rows 4 banks apart
 };
-
-__device__ __forceinline__ void split(float value, uint32_t &high, uint32_t &low) {
-  high = to_tf32(value);
-  low = to_tf32(value - __uint_as_float(high));
-}
 
 __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
   __shared__ LinkShared shared;
@@ -67,8 +62,8 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
       const int r = g + i % 2 * 8, c = column + i / 2 * 8;
       const float2 pair = make_float2(state[i / 2][i % 2 * 2], state[i / 2][i % 2 * 2 + 1]);
       *reinterpret_cast<float2 *>(out + segment * kSize + r * kKey + c) = pair;
-      split(pair.x, shared.high[r][c], shared.low[r][c]);
-      split(pair.y, shared.high[r][c + 1], shared.low[r][c + 1]);
+      cuda::split_tf32(pair.x, shared.high[r][c], shared.low[r][c]);
+      cuda::split_tf32(pair.y, shared.high[r][c + 1], shared.low[r][c + 1]);
     }
     if (segment + 1 == in.segments) break;
     float small[2][4] = {}, mixed[2][4] = {};  // three sums, so that products do not wait for each other
@@ -91,11 +86,11 @@ __global__ void __launch_bounds__(256) link_kernel(const LinkArguments in) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         uint32_t high0, low0, high1, low1;
-        split(words[step][2 * n], high0, low0);
-        split(words[step][2 * n + 1], high1, low1);
-        multiply_tf32(small[n], low, high0, high1);
-        multiply_tf32(mixed[n], high, low0, low1);
-        multiply_tf32(state[n], high, high0, high1);
+        cuda::split_tf32(words[step][2 * n], high0, low0);
+        cuda::split_tf32(words[step][2 * n + 1], high1, low1);
+        cuda::multiply_tf32(small[n], low, high0, high1);
+        cuda::multiply_tf32(mixed[n], high, low0, low1);
+        cuda::multiply_tf32(state[n], high, high0, high1);
       }
       if (more) load_words(words[step], after + step * 128);
     }

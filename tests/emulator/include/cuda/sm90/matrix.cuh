@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "cuda/sm90/layout.cuh"
+#include "cuda/warp_product.cuh"
 
 namespace fw::sm90 {
 
@@ -64,52 +65,9 @@ inline uint32_t pack_bf16(float low, float high) {
 inline uint32_t pack_f16(float low, float high) {
   return __half_as_ushort(__float2half_rn(low)) | static_cast<uint32_t>(__half_as_ushort(__float2half_rn(high))) << 16;
 }
-// To nearest, halves away from zero.
-inline uint32_t to_tf32(float value) {
-  const uint32_t bits = __float_as_uint(value);
-  return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
-}
-
-struct WarpProduct {
-  float *d;
-  const uint32_t *a;
-  uint32_t b[2];
-};
-// kDepth: elements of the summed index, kHalves: elements in a word (tf32 1, bf16 2).
-template <int kDepth, int kHalves>
-void warp_product(void *const *items) {
-  float a[16][kDepth], b[kDepth][8];
-  const auto value = [](uint32_t word, int half) {
-    if (kHalves == 1) return __uint_as_float(word & ~0x1fffu);
-    return half == 0 ? low_bf16(word) : high_bf16(word);
-  };
-  for (int lane = 0; lane < 32; ++lane) {
-    const WarpProduct &p = *static_cast<WarpProduct *>(items[lane]);
-    const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; ++i) {
-      for (int h = 0; h < kHalves; ++h) a[g + i % 2 * 8][kHalves * (t + i / 2 * 4) + h] = value(p.a[i], h);
-    }
-    for (int i = 0; i < 2; ++i) {
-      for (int h = 0; h < kHalves; ++h) b[kHalves * (t + 4 * i) + h][g] = value(p.b[i], h);
-    }
-  }
-  for (int lane = 0; lane < 32; ++lane) {
-    float *d = static_cast<WarpProduct *>(items[lane])->d;
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-      float sum = 0;
-      for (int k = 0; k < kDepth; ++k) sum += a[row][k] * b[k][column];
-      d[i] += sum;
-    }
-  }
-}
-inline void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  WarpProduct p = {d, a, {b0, b1}};
-  emulator::warp_meet("multiply_tf32", 0xffffffffu, &p, warp_product<8, 1>);
-}
 inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  WarpProduct p = {d, a, {b0, b1}};
-  emulator::warp_meet("multiply_bf16", 0xffffffffu, &p, warp_product<16, 2>);
+  cuda::WarpProduct p = {d, a, {b0, b1}};
+  emulator::warp_meet("multiply_bf16", 0xffffffffu, &p, cuda::warp_product<16, 2>);
 }
 
 }  // namespace fw::sm90

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The chunk form of every row on tensor cores in tf32: chunks of 16 rows. What does not depend on the state is made by one kernel
+// for all chunks at once and kept as images, fp32; the scan over the chunks of a sequence is products with images alone.
+// Compiled with or without nvcc.
+#pragma once
+#include "ops/recurrence/saved.hpp"
+
+namespace fw::recurrence {
+
+constexpr int32_t kChunkRows = 16, kChunkScores = kChunkRows * kChunkRows;
+constexpr int64_t kChunkWidest = 128;  // K and V
+
+// A chunk's first slot of a sequence, and how many there are: as saved.hpp, a slot each 16 rows.
+FW_HOST_DEVICE static inline int64_t chunk_slot_at(const Problem &p, int64_t n, int64_t first_row) {
+  return slot_at(p, n, first_row, kChunkRows);
+}
+static inline int64_t chunk_slots(const Problem &p) { return slots_of(p, kChunkRows); }
+
+// Where the images of a (slot, value head) lie: one record, offsets in floats; -1: not there. Rows past the end of a sequence are 0,
+// as are channels past K and columns past V. Shared erase: t = (I + xk)^-1. Independent: t = (I - xb)^-1. Where operands have one tf32
+// part, all but total and values are rounded to it.
+struct ChunkImages {
+  float *data;            // [slot][HV][record]
+  int32_t record;         // a multiple of 4
+  int32_t keys, width;    // K and V padded to 64 or 128
+  int32_t reads_q, ends_k;// [16][keys]: run_i q_i; D_{i+1:16} k_i
+  int32_t reads_x;        // [16][keys]: run_i x_i (before the decay: run_{i-1} x_i). Independent: of the backward only
+  int32_t solved_x;       // [16][keys]: independent: t reads_x
+  int32_t ends_b;         // [16][keys]: independent
+  int32_t total;          // [keys]: the decay over the chunk's rows, 1 without a gate
+  int32_t qk, qb;         // [16][16]: row i of q with row j <= i of k; of b (independent)
+  int32_t t;              // [16][16]: shared; independent: of the backward only
+  int32_t m, xk;          // [16][16]: independent: t xk; xk, of the backward only
+  int32_t values;         // [16][width]: v', beta and write_gate in
+};
+ChunkImages plan_chunk_images(const Problem &p, float *data, bool is_backward);
+
+// What a forward keeps for the backward.
+struct ChunkStates {
+  float *states;  // [slot][HV][width][keys]: S^T at the start of the chunk
+  float *u, *z;   // [slot][HV][16][width]: what a row writes along k, along b (independent; else absent)
+};
+
+// 1 or 2: tf32 parts of an operand.
+int32_t chunk_parts(const Problem &p);
+
+void launch_chunk_prep(const Problem &p, const ChunkImages &images);
+// kept: states and what rows write instead of o; final states are written where they are given. divisors: of the normaliser, or nullptr.
+void launch_chunk_scan(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept);
+
+}  // namespace fw::recurrence

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scan over the chunks of a sequence, in tf32: o and the final state, or for the backward the states at the chunks' starts and what
+// the rows write.
+//
+// Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each. A warp keeps S^T [16 v][K] as sums of products in
+// registers (K / 8 tiles of 4), and every product has 16 columns of V as its rows, so that what comes out of one is the first operand
+// of the next without leaving registers; second operands are the images of the chunk, brought by cp.async to two or three stages.
+//   shared erase       X^T = S^T reads_x^T;  W^T = (V'^T - X^T) t^T;  o^T = S^T reads_q^T + W^T qk^T;  S^T = S^T total + W^T ends_k
+//   independent erase  Z^T = S^T solved_x^T + V'^T m^T;  o^T = S^T reads_q^T + V'^T qk^T + Z^T qb^T;
+//                      S^T = S^T total + V'^T ends_k + Z^T ends_b
+//   none               as shared with W = V'
+// What a chunk adds to the state has sums of its own: tensor cores cut where they add, and the state is added to in fp32 to nearest.
+// Shared memory: at K = 128 a stage has 31 to 44 KB. Barriers: one a chunk.
+#include "cuda/async_copy.cuh"
+#include "cuda/device.hpp"
+#include "cuda/launch.cuh"
+#include "cuda/tf32.cuh"
+#include "ops/recurrence/cuda_chunk.cuh"
+
+namespace fw::recurrence {
+namespace {
+
+constexpr int kScanWarps = 4, kScanThreads = 32 * kScanWarps, kScanColumns = 16 * kScanWarps;
+constexpr int kScorePitch = 24, kValuePitch = kScanColumns + 4;
+
+// Where the images of a chunk lie in a stage, in floats. Pitches put the rows and columns of a warp's access into 32 banks.
+template <fw_erase kErase, int kKeys, bool kKeeps>
+struct Stage {
+  static constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
+  static constexpr int kReads = kKeys + 8, kEnds = kKeys + 4;  // pitches
+  static constexpr int kReadsX = 0;                            // reads_x, or solved_x
+  static constexpr int kReadsQ = kReadsX + kErases * kChunkRows * kReads;
+  static constexpr int kEndsK = kReadsQ + !kKeeps * kChunkRows * kReads;
+  static constexpr int kEndsB = kEndsK + kChunkRows * kEnds;
+  static constexpr int kTotal = kEndsB + kIndependent * kChunkRows * kEnds;
+  static constexpr int kSolve = kTotal + kKeys;  // t, or m
+  static constexpr int kQk = kSolve + kErases * kChunkRows * kScorePitch;
+  static constexpr int kQb = kQk + !kKeeps * kChunkRows * kScorePitch;
+  static constexpr int kValues = kQb + (kIndependent && !kKeeps) * kChunkRows * kScorePitch;
+  static constexpr int kFloats = kValues + kChunkRows * kValuePitch;
+};
+
+template <int kColumns>
+__device__ __forceinline__ void copy_image(float *to, int pitch, const float *from, int from_pitch) {
+#pragma unroll
+  for (int at = threadIdx.x; at < kChunkRows * kColumns / 4; at += kScanThreads) {
+    const int row = at / (kColumns / 4), column = at % (kColumns / 4) * 4;
+    cuda::copy_quad(to + row * pitch + column, from + row * from_pitch + column);
+  }
+}
+
+template <fw_erase kErase, int kKeys, bool kKeeps>
+__device__ __forceinline__ void copy_chunk(const ChunkImages &images, const float *record, int column, float *to) {
+  using At = Stage<kErase, kKeys, kKeeps>;
+  if constexpr (At::kErases) {
+    copy_image<kKeys>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
+    copy_image<kChunkRows>(to + At::kSolve, kScorePitch, record + (At::kIndependent ? images.m : images.t), kChunkRows);
+  }
+  copy_image<kScanColumns>(to + At::kValues, kValuePitch, record + images.values + column, images.width);
+  if constexpr (!kKeeps) {
+    copy_image<kKeys>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
+    copy_image<kChunkRows>(to + At::kQk, kScorePitch, record + images.qk, kChunkRows);
+    if constexpr (At::kIndependent) copy_image<kChunkRows>(to + At::kQb, kScorePitch, record + images.qb, kChunkRows);
+  }
+  copy_image<kKeys>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
+  if constexpr (At::kIndependent) copy_image<kKeys>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
+  if (threadIdx.x < kKeys / 4) cuda::copy_quad(to + At::kTotal + 4 * threadIdx.x, record + images.total + 4 * threadIdx.x);
+}
+
+// f(tile, element, offset in elements) for the elements of a warp's state that exist.
+template <int kTiles, class F>
+__device__ __forceinline__ void for_state(const Problem &p, const StatePlace &at, int64_t column, F f) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int64_t k = 8 * tile + 2 * t + e % 2, v = column + g + e / 2 * 8;
+      if (k < p.K && v < p.V) f(tile, e, at.base + k * at.row + v * at.column);
+    }
+  }
+}
+
+using Sums = float[4];          // of an n8 tile
+using RowTiles = float[2][4];   // 16 columns of V by 16 rows
+
+// sums[v][i] += a[v][j] scores[i][j], j <= i.
+template <int kParts>
+__device__ __forceinline__ void multiply_scores(RowTiles &sums, const cuda::Tf32Rows<kParts> (&a)[2], const float *scores) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j <= i; ++j) {
+      const float2 b = *reinterpret_cast<const float2 *>(scores + (8 * i + g) * kScorePitch + 8 * j + 2 * t);
+      cuda::multiply_parts<true>(sums[i], a[j], b.x, b.y);
+    }
+  }
+}
+
+template <fw_erase kErase, int kKeys, int kParts, bool kKeeps>
+__global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Problem p, const __grid_constant__ ChunkImages images,
+                                                     const float *divisors, const __grid_constant__ ChunkStates kept, int stages) {
+  using At = Stage<kErase, kKeys, kKeeps>;
+  constexpr int kTiles = kKeys / 8;
+  float *const shared = cuda::dynamic_shared<float>();
+  const BlockPlace block = place_of_block(p, images.width / kScanColumns, blockIdx.x);
+  const int64_t hv = block.hv, n = block.n;
+  const int first_column = block.panel * kScanColumns, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int in_block = threadIdx.x / 32 * 16, column = first_column + in_block;
+  const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
+  const int64_t begin = segment.begin * p.n_sub, first_slot = slot_at(p, n, begin, kChunkRows);
+  const int chunks = static_cast<int>(((segment.end - segment.begin) * p.n_sub + kChunkRows - 1) / kChunkRows);
+  const bool has_columns = column < p.V;
+
+  const auto copy = [&](int chunk) {
+    if (chunk < chunks) {
+      copy_chunk<kErase, kKeys, kKeeps>(images, record_at(p, images, first_slot + chunk, hv), first_column,
+                                        shared + chunk % stages * At::kFloats);
+    }
+    cuda::copy_commit();
+  };
+  for (int i = 0; i < stages - 1; ++i) copy(i);
+
+  Sums S[kTiles];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) S[tile][0] = S[tile][1] = S[tile][2] = S[tile][3] = 0.0f;
+  if (given(p.initial_state)) {
+    for_state<kTiles>(p, find_state(p, p.initial_state, n, hv), column, [&](int tile, int e, int64_t at) { S[tile][e] = load_at(p.initial_state, at); });
+  }
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    if (stages == 2) {
+      cuda::copy_wait<0>();
+    } else {
+      cuda::copy_wait<1>();
+    }
+    __syncthreads();  // this chunk's images are there, and every warp is done with those of the chunk before
+    copy(chunk + stages - 1);
+    if (!has_columns) continue;
+    const float *const stage = shared + chunk % stages * At::kFloats;
+    const int64_t slot_head = (first_slot + chunk) * p.HV + hv;
+    if constexpr (kKeeps) {
+      float *to = kept.states + (slot_head * images.width + column + g) * kKeys + 2 * t;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        *reinterpret_cast<float2 *>(to + 8 * tile) = make_float2(S[tile][0], S[tile][1]);
+        *reinterpret_cast<float2 *>(to + 8 * kKeys + 8 * tile) = make_float2(S[tile][2], S[tile][3]);
+      }
+    }
+
+    // what the rows read of the state
+    RowTiles x = {}, o = {};
+    if constexpr (At::kErases || !kKeeps) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const cuda::Tf32Rows<kParts> a = cuda::rows_of_sums<kParts>(S[tile]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = (8 * i + g) * At::kReads + 8 * tile + 2 * t;
+          if constexpr (At::kErases) {
+            const float2 b = *reinterpret_cast<const float2 *>(stage + At::kReadsX + at);
+            cuda::multiply_parts<true>(x[i], a, b.x, b.y);
+          }
+          if constexpr (!kKeeps) {
+            const float2 b = *reinterpret_cast<const float2 *>(stage + At::kReadsQ + at);
+            cuda::multiply_parts<true>(o[i], a, b.x, b.y);
+          }
+        }
+      }
+    }
+
+    // what they write: along k and, with independent keys, along b
+    RowTiles u;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        u[i][e] = stage[At::kValues + (8 * i + 2 * t + e % 2) * kValuePitch + in_block + g + e / 2 * 8];
+        if constexpr (kIsShared<kErase>) u[i][e] -= x[i][e];
+      }
+    }
+    cuda::Tf32Rows<kParts> written[2] = {cuda::rows_of_sums<kParts>(u[0]), cuda::rows_of_sums<kParts>(u[1])}, along_b[2];
+    if constexpr (kIsShared<kErase>) {
+      RowTiles solved = {};
+      multiply_scores<kParts>(solved, written, stage + At::kSolve);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        written[i] = cuda::rows_of_sums<kParts>(solved[i]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) u[i][e] = solved[i][e];
+      }
+    }
+    if constexpr (At::kIndependent) {
+      multiply_scores<kParts>(x, written, stage + At::kSolve);
+      along_b[0] = cuda::rows_of_sums<kParts>(x[0]), along_b[1] = cuda::rows_of_sums<kParts>(x[1]);
+    }
+
+    const ChunkPlace rows = chunk_of(segment, p.n_sub, chunk);
+    if constexpr (kKeeps) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int64_t at = (slot_head * kChunkRows + 8 * i + 2 * t + e % 2) * images.width + column + g + e / 2 * 8;
+          kept.u[at] = u[i][e];
+          if constexpr (At::kIndependent) kept.z[at] = x[i][e];
+        }
+      }
+    } else {
+      multiply_scores<kParts>(o, written, stage + At::kQk);
+      if constexpr (At::kIndependent) multiply_scores<kParts>(o, along_b, stage + At::kQb);
+#pragma unroll
+      for (int row = 0; row < 4; ++row) {
+        const int i = row / 2, e = row % 2, at = 8 * i + 2 * t + e;
+        if (at >= rows.rows) continue;
+        const TokenPlace place = place_of(p, rows.first + at);
+        if (place.sub != p.n_sub - 1) continue;
+        const float divisor = divisors ? divisors[(segment.batch * p.T + place.token) * p.H + block.h] : 1.0f;
+        const int64_t offset = head_offset(p.o, segment.batch, place.token, hv);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int64_t v = column + g + 8 * half;
+          const float scaled = o[i][e + 2 * half] * p.scale_f32;
+          if (v < p.V) store_at(p.o, offset + v * p.o.strides[3], divisors ? scaled / divisor : scaled);
+        }
+      }
+    }
+
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Sums added = {};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = (8 * i + 2 * t) * At::kEnds + 8 * tile + g;
+        cuda::multiply_parts<true>(added, written[i], stage[At::kEndsK + at], stage[At::kEndsK + at + At::kEnds]);
+        if constexpr (At::kIndependent) {
+          cuda::multiply_parts<true>(added, along_b[i], stage[At::kEndsB + at], stage[At::kEndsB + at + At::kEnds]);
+        }
+      }
+      const float2 total = *reinterpret_cast<const float2 *>(stage + At::kTotal + 8 * tile + 2 * t);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[tile][e] = fmaf(S[tile][e], e % 2 ? total.y : total.x, added[e]);
+    }
+  }
+  cuda::copy_wait<0>();
+  if (given(p.final_state)) {
+    for_state<kTiles>(p, find_state(p, p.final_state, n, hv), column, [&](int tile, int e, int64_t at) { store_at(p.final_state, at, S[tile][e]); });
+  }
+}
+
+template <fw_erase kErase, int kKeys, int kParts, bool kKeeps>
+void launch_as(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
+  constexpr int kFloats = Stage<kErase, kKeys, kKeeps>::kFloats;
+  const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * (images.width / kScanColumns));
+  const int stages = 3 * 4 * kFloats <= cuda::shared_memory_limit() ? 3 : 2;
+  cuda::launch({blocks, kScanThreads, 4 * stages * kFloats, static_cast<cudaStream_t>(p.stream)}, scan<kErase, kKeys, kParts, kKeeps>, p, images,
+               divisors, kept, stages);
+}
+template <fw_erase kErase, int kKeys, int kParts>
+void launch_parts(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
+  if (kept) {
+    launch_as<kErase, kKeys, kParts, true>(p, images, divisors, *kept);
+  } else {
+    launch_as<kErase, kKeys, kParts, false>(p, images, divisors, {});
+  }
+}
+template <fw_erase kErase>
+void launch_erase(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
+  const bool is_one = chunk_parts(p) == 1;
+  if (images.keys == 64) {
+    is_one ? launch_parts<kErase, 64, 1>(p, images, divisors, kept) : launch_parts<kErase, 64, 2>(p, images, divisors, kept);
+  } else {
+    is_one ? launch_parts<kErase, 128, 1>(p, images, divisors, kept) : launch_parts<kErase, 128, 2>(p, images, divisors, kept);
+  }
+}
+
+}  // namespace
+
+void launch_chunk_scan(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
+  switch (p.erase) {
+    case FW_ERASE_NONE: return launch_erase<FW_ERASE_NONE>(p, images, divisors, kept);
+    case FW_ERASE_INDEPENDENT: return launch_erase<FW_ERASE_INDEPENDENT>(p, images, divisors, kept);
+    default: return launch_erase<FW_ERASE_SHARED_AFTER>(p, images, divisors, kept);
+  }
+}
+
+}  // namespace fw::recurrence
