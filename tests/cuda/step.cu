@@ -105,7 +105,6 @@ void time_case(const Row &row, const Case &c, const std::vector<std::string> &im
   Tensor g{FW_F32, row.is_vector ? rows : scalars}, beta{FW_BF16, scalars};
   Tensor state{c.state, {c.B, kHeads, kSize, kSize}}, state2 = state;
   q.make(1, 0), k.make(2, 0), v.make(3, 0), a.make(4, 0), b.make(5, 0), g.make(6, 2), beta.make(7, 1), o.make(8, 0), o2.make(8, 0);
-  if (row.op == FW_OP_RWKV7 || row.op == FW_OP_DPLR) g.dtype = FW_F32;
   fw_recurrence desc = {};
   desc.struct_size = sizeof desc;
   desc.op = row.op, desc.device = FW_DEVICE_CUDA, desc.state_layout = c.layout, desc.stream = stream;
@@ -174,7 +173,7 @@ int main(int argc, char **argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const std::string only = argc > 1 ? argv[1] : "";
   std::vector<std::string> impls;
-  std::stringstream names(argc > 2 ? argv[2] : "sm90_step,cuda_step");
+  std::stringstream names(argc > 2 ? argv[2] : "sm90_step_chunk,sm90_step,cuda_step");
   for (std::string name; std::getline(names, name, ',');) impls.push_back(name);
   const Row rows[] = {{"gdn", FW_OP_GATED_DELTA_RULE, true, false, true, false},
                       {"kda", FW_OP_KDA, true, true, true, false},
@@ -192,7 +191,7 @@ int main(int argc, char **argv) {
         }
       }
     }
-    for (const int64_t T : {2, 4, 8, 16}) time_case(row, {64, T, FW_F32, FW_STATE_KV}, impls, stream);
+    for (const int64_t T : {2, 3, 4, 6, 8, 16}) time_case(row, {64, T, FW_F32, FW_STATE_KV}, impls, stream);
   }
   return 0;
 }

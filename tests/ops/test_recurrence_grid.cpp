@@ -133,31 +133,35 @@ TEST(Grid, LongSequences) {
   }
 }
 
-// The decode kernels of CUDA take whole panels of columns and dense rows only; the one that streams states one token of a 16-bit
-// state.
-void run_step_kernel(const char *impl, bool streams) {
+// The decode kernels of CUDA take whole panels of columns and dense rows only; of those that stream states one takes one token of a
+// 16-bit state, the other [K,V] fp32 states and 16-bit operands.
+enum class Streams { kNone, kTokens, kChunk };
+void run_step_kernel(const char *impl, Streams streams) {
   if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
   for (const Spec &row : rows()) {
     for (int64_t i = 0; i < (is_full() ? 12 : 3); ++i) {
       const int64_t dtype = FW_F32 + (row.op + i) % 3, regime = (row.op + row.gate + row.erase + i) % kRegimeCount;
       Spec spec = draw(row, dtype, regime, 7000 + 100 * i + 10 * row.op + 3 * row.gate + row.erase + row.operands);
-      if (spec.n_sub > 1) continue;
+      if (spec.n_sub > 1 || (streams == Streams::kChunk && dtype == FW_F32)) continue;
       Random random(static_cast<uint64_t>(spec.seed));
       spec.K = random.chance(0.5) ? 64 : 128, spec.V = spec.K == 64 ? 64 * random.integer(1, 2) : 32 * random.integer(1, 4);
       spec.T = pick(random, {1, 2, 7, 16}), spec.strides = 0, spec.normalizer = 0, spec.tail = 0;
-      if (streams) {
+      if (streams != Streams::kNone) {
         spec.state_dtype = pick(random, {FW_F32, FW_F32, FW_BF16, FW_F16});
+        if (streams == Streams::kChunk) spec.state_dtype = FW_F32;
         const bool is_wide = spec.state_dtype == FW_F32;
         spec.V = is_wide ? 32 * random.integer(1, 4) : 64 * random.integer(1, 2);
         if (!is_wide) spec.T = 1, spec.pack = 0;  // which rounds its state once a token
+        if (streams == Streams::kChunk) spec.layout = FW_STATE_KV, spec.T = pick(random, {3, 8, 11, 16});
         if (spec.pack == 0) spec.B = random.integer(1, 5);
       }
       run_case_on(spec, impl);
     }
   }
 }
-TEST(Grid, StepOfWholePanels) { run_step_kernel("cuda_step", false); }
-TEST(Grid, StepOfStreamedStates) { run_step_kernel("sm90_step", true); }
+TEST(Grid, StepOfWholePanels) { run_step_kernel("cuda_step", Streams::kNone); }
+TEST(Grid, StepOfStreamedStates) { run_step_kernel("sm90_step", Streams::kTokens); }
+TEST(Grid, StepOfChunks) { run_step_kernel("sm90_step_chunk", Streams::kChunk); }
 
 // Whether the sm_90a forward takes a row: which factors of the erase key and of v it knows.
 bool is_of_sm90(const Spec &row) {

@@ -36,9 +36,8 @@ inline Panels plan_panels(const Problem &p) {
 // Columns of the widest panel of the decode kernel, K = 64 or 128; V is a multiple of it.
 inline int64_t step_panel(int64_t K) { return 32 * 64 / K; }
 
-// And of the one that streams states: eight lanes of 16 bytes. V at most kStepWidest; it pays from 2 x kStepPiece bytes of state a
-// multiprocessor on.
-constexpr int64_t kStepWidest = 128, kStepPiece = 65536;
+// And of those that stream states: eight lanes of 16 bytes. V at most kStepWidest; they pay from kStreamHeads heads a multiprocessor on.
+constexpr int64_t kStepWidest = 128, kStreamHeads = 3;
 inline int64_t stream_panel(fw_dtype state) { return 8 * (16 / dtype_size(state)); }
 
 }  // namespace fw::recurrence

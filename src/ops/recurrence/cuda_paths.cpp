@@ -52,14 +52,10 @@ bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reas
   return true;
 }
 
-bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
+// What both kernels that stream states through shared memory ask for.
+static bool streams_states(const fw_context &context, const Problem &p, Reason &reason, const char *name) {
   if (!cuda_step_accepts(context, p, reason) || !cuda::is_exactly(9, 0, reason)) return false;
-  const bool is_named = name_in_list(context.force_impl, "sm90_step"), is_wide = p.state.dtype == FW_F32;
   if (p.is_batch_invariant) return reason.refuse("batch_invariant is asked for, which cuda_step gives at every batch");
-  if (!is_wide && (p.T > 1 || given(p.cu_seqlens))) {
-    return reason.refuse("the state is %s, which one token a sequence may round", dtype_name(p.state.dtype));
-  }
-  if (p.B * p.T > 2 * p.N && !is_named) return reason.refuse("more than two tokens a sequence, sooner with 16 warps a multiprocessor");
   const int64_t panel = stream_panel(p.state.dtype), size = dtype_size(p.state.dtype);
   if (p.V % panel != 0 || p.V > kStepWidest) {
     return reason.refuse("V is %lld, of a state of %s this computes multiples of %lld up to %lld", static_cast<long long>(p.V),
@@ -73,9 +69,23 @@ bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reas
       return reason.refuse("states do not start at multiples of 16 bytes");
     }
   }
-  const int64_t bytes = p.N * p.HV * p.K * p.V * size, least = 2 * kStepPiece * cuda::multiprocessor_count();
-  return bytes >= least || is_named ||
-         reason.refuse("%lld bytes of state, this pays from %lld on", static_cast<long long>(bytes), static_cast<long long>(least));
+  const int64_t heads = p.N * p.HV, least = kStreamHeads * cuda::multiprocessor_count();
+  return heads >= least || name_in_list(context.force_impl, name) ||
+         reason.refuse("%lld heads, this pays from %lld on", static_cast<long long>(heads), static_cast<long long>(least));
+}
+
+bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reason) {
+  if (p.state.dtype != FW_F32 && (p.T > 1 || given(p.cu_seqlens))) {
+    return reason.refuse("the state is %s, which one token a sequence may round", dtype_name(p.state.dtype));
+  }
+  return streams_states(context, p, reason, "sm90_step");
+}
+
+bool sm90_step_chunk_accepts(const fw_context &context, const Problem &p, Reason &reason) {
+  if (p.state.dtype != FW_F32 || p.state_layout == FW_STATE_VK) return reason.refuse("the state is not fp32 of layout [K,V]");
+  if (p.q.dtype == FW_F32) return reason.refuse("the operands are fp32");
+  if (p.B * p.T <= 2 * p.N && !name_in_list(context.force_impl, "sm90_step_chunk")) return reason.refuse("one or two tokens a sequence, sooner one by one");
+  return streams_states(context, p, reason, "sm90_step_chunk");
 }
 uint64_t cuda_step_workspace(const fw_context &, const Problem &) { return 0; }
 
@@ -209,11 +219,13 @@ static fw_status run_step(const Problem &p, const char *impl, void (*launch)(con
 }
 fw_status cuda_step_run(fw_context &, const Problem &p, void *) { return run_step(p, "cuda_step", launch_step); }
 fw_status sm90_step_run(fw_context &, const Problem &p, void *) { return run_step(p, "sm90_step", launch_stream_step); }
+fw_status sm90_step_chunk_run(fw_context &, const Problem &p, void *) { return run_step(p, "sm90_step_chunk", launch_chunk_step); }
 
 #else
 
 fw_status cuda_step_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_step"); }
 fw_status sm90_step_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "sm90_step"); }
+fw_status sm90_step_chunk_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "sm90_step_chunk"); }
 uint64_t cuda_workspace(const fw_context &, const Problem &) { return UINT64_MAX; }
 fw_status cuda_run(fw_context &, const Problem &p, void *) { return cuda::check_launches(p.op_name, "cuda_portable"); }
 fw_status cuda_move_state(const Problem &p, const fw_tensor &, fw_state_layout, bool) {

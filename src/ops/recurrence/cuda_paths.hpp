@@ -22,6 +22,8 @@ fw_status cuda_check_places(const Problem &p, const void *workspace);
 bool cuda_step_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t cuda_step_workspace(const fw_context &context, const Problem &p);
 fw_status cuda_step_run(fw_context &context, const Problem &p, void *workspace);
+bool sm90_step_chunk_accepts(const fw_context &context, const Problem &p, Reason &reason);
+fw_status sm90_step_chunk_run(fw_context &context, const Problem &p, void *workspace);
 bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reason);
 fw_status sm90_step_run(fw_context &context, const Problem &p, void *workspace);
 

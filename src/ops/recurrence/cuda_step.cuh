@@ -261,6 +261,16 @@ __device__ inline void store_zeros(const Problem &p, const StepLane<kRows> &own,
   }
 }
 
+// The same by all threads of a block that has a whole head.
+__device__ inline void zero_outputs(const Problem &p, const cuda::DeviceSegment &segment, int64_t hv) {
+  for (int64_t token = segment.begin; token < segment.end; ++token) {
+    const int64_t offset = head_offset(p.o, segment.batch, token, hv);
+    for (int column = static_cast<int>(threadIdx.x); column < p.V; column += static_cast<int>(blockDim.x)) {
+      store_at(p.o, offset + column * p.o.strides[3], 0.0f);
+    }
+  }
+}
+
 // All tokens of a sequence against the warp's part of its state; `bits` are those of the first. ask_next: asks for what follows
 // the last token.
 template <bool kAsksAhead, fw_gate kGate, fw_erase kErase, int kRows, class F>

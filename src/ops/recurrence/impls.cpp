@@ -104,6 +104,7 @@ constexpr Impl<Problem> kBackward[] = {
     {"reference_recurrent", accepts_reference, reference_recurrent_workspace, run_reference_recurrent},
 };
 constexpr Impl<Problem> kStep[] = {
+    {"sm90_step_chunk", sm90_step_chunk_accepts, cuda_step_workspace, nullptr, sm90_step_chunk_run},
     {"sm90_step", sm90_step_accepts, cuda_step_workspace, nullptr, sm90_step_run},
     {"cuda_step", cuda_step_accepts, cuda_step_workspace, nullptr, cuda_step_run},
     {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},

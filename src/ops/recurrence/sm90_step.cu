@@ -263,10 +263,7 @@ __global__ void __launch_bounds__(128) stream_step(const __grid_constant__ Probl
   const StepSequence sequence = step_sequence(p, n);
   const cuda::DeviceSegment segment = sequence.segment;
   if (sequence.slot < 0) {
-    for (int64_t token = segment.begin; token < segment.end; ++token) {
-      const int64_t offset = head_offset(p.o, segment.batch, token, hv);
-      for (int column = threadIdx.x; column < V; column += blockDim.x) store_at(p.o, offset + column * p.o.strides[3], 0.0f);
-    }
+    zero_outputs(p, segment, hv);
     return;
   }
   T *place = static_cast<T *>(p.state.data) + find_state(p, p.state, sequence.slot, hv).base;

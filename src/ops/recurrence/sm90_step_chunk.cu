@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode of several tokens on Hopper: up to eight of a sequence as one small chunk, so that the state is read and written once for
+// all of them. fp32 states [K,V] that are one piece of memory a head, bf16 and fp16 operands, K = 64 or 128, V in panels of 32 columns.
+//
+// Plan: a CTA a head, a warp 32 columns, the state in shared memory; two CTAs a multiprocessor, one computes while the other moves.
+//
+//   warp 0          | bulk loads of the rows |                                                      | bulk stores |
+//   warps, by chunk | operands of 8 tokens | scores, decays | X = [Q; E] S | u, o by columns | S = D S + K^T U |
+//
+// Products are tf32 (fp16 operands: two parts). X has the eight queries and the eight erase keys as its 16 rows, decayed from the
+// chunk's start; u is solved for in fp32, a lane a column; what the tokens add to the state has sums of its own, added in fp32.
+//   u_i = v'_i - x_i^T S - sum over j < i of xk_ij u_j      (shared)       z_i = a_i^T S + sum of xk_ij v_j + xb_ij z_j    (independent)
+// Factors are products of decays, row by row. Rows of the state lie V + 4 floats apart, so that no product meets a bank twice.
+// Barriers: full, the copies' bytes; __syncthreads behind the operands, the scores and the writes; __syncwarp between a warp's own steps.
+#include "cuda/device.hpp"
+#include "cuda/launch.cuh"
+#include "cuda/sm90/barrier.cuh"
+#include "cuda/sm90/copy.cuh"
+#include "cuda/tf32.cuh"
+#include "ops/recurrence/axes.hpp"
+#include "ops/recurrence/cuda_launch.hpp"
+#include "ops/recurrence/cuda_step.cuh"
+
+namespace fw::recurrence {
+namespace {
+
+using namespace sm90;
+
+constexpr int kTokens = 8, kMostWarps = 4, kWarpColumns = 32, kStatePitchPad = 4;
+constexpr int kKeyPitch = kChannels + 8, kSumPitch = kWarpColumns + 8;
+
+// Behind the state in shared memory.
+template <fw_gate kGate, fw_erase kErase>
+struct ChunkShared {
+  static constexpr bool kIndependent = kErase == FW_ERASE_INDEPENDENT;
+  union {
+    StepChannels<kGate, kErase> channels[kTokens];       // as the call brings them
+    float sums[kMostWarps][2 * kTokens][kSumPitch];      // S^T q, then u; S^T x, then z
+  };
+  float values[kTokens][kChannels];                       // v'
+  float reads[2 * kTokens][kKeyPitch];                    // q, then x, decayed from the chunk's start
+  float ends_k[kTokens][kKeyPitch];                       // k decayed to the chunk's end
+  float ends_b[kIndependent ? kTokens : 1][kKeyPitch];
+  float total[kChannels];                                 // the decay of the whole chunk
+  float qk[kTokens][kTokens], xk[kTokens][kTokens], qb[kTokens][kTokens], xb[kTokens][kTokens];
+  float decay[kTokens];                                   // of a scalar gate
+  uint64_t full;
+};
+
+// Four channels of a lane.
+struct LaneKeys {
+  float at[kQuad];
+  __device__ void load(const float *from) {
+    const float4 x = *reinterpret_cast<const float4 *>(from + threadIdx.x % 32 * kQuad);
+    at[0] = x.x, at[1] = x.y, at[2] = x.z, at[3] = x.w;
+  }
+  __device__ void store(float *to) const {
+    *reinterpret_cast<float4 *>(to + threadIdx.x % 32 * kQuad) = make_float4(at[0], at[1], at[2], at[3]);
+  }
+  __device__ void multiply(const LaneKeys &by) {
+#pragma unroll
+    for (int i = 0; i < kQuad; ++i) at[i] *= by.at[i];
+  }
+  __device__ float dot(const LaneKeys &with) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kQuad; ++i) sum = fmaf(at[i], with.at[i], sum);
+    return cuda::warp_sum(sum);
+  }
+};
+
+template <fw_gate kGate, fw_erase kErase>
+__device__ inline LaneKeys decay_of(ChunkShared<kGate, kErase> &s, int token) {
+  LaneKeys decay;
+  if constexpr (kGate == FW_GATE_VECTOR) {
+    decay.load(s.channels[token].decay());
+  } else {
+    const float same = kGate == FW_GATE_SCALAR ? s.decay[token] : 1.0f;
+    decay = {{same, same, same, same}};
+  }
+  return decay;
+}
+
+// Row j of what is read, decayed from the start, and the decay of the whole chunk; by one warp.
+template <fw_gate kGate, fw_erase kErase>
+__device__ inline void make_reads(ChunkShared<kGate, kErase> &s, int count, int j) {
+  LaneKeys run = {{1, 1, 1, 1}}, q = {}, x = {};
+  if (j < count) {
+    q.load(s.channels[j].q());
+    if constexpr (kErase != FW_ERASE_NONE) x.load(s.channels[j].x());
+#pragma unroll 1
+    for (int i = 0; i < j; ++i) run.multiply(decay_of(s, i));
+    if constexpr (kErase != FW_ERASE_NONE && kErase != FW_ERASE_SHARED_AFTER) x.multiply(run);
+    run.multiply(decay_of(s, j));
+    if constexpr (kErase == FW_ERASE_SHARED_AFTER) x.multiply(run);
+    q.multiply(run);
+    if (j + 1 == count) run.store(s.total);
+  }
+  q.store(s.reads[j]);
+  x.store(s.reads[kTokens + j]);
+}
+
+// Key j (k or b) with the queries and erase keys of later rows, decayed on the way, and at the chunk's end; by one warp.
+template <bool kReadsAfter, bool kErases, fw_gate kGate, fw_erase kErase>
+__device__ inline void make_scores(ChunkShared<kGate, kErase> &s, int count, int j, const float *from, float (*with_q)[kTokens],
+                                   float (*with_x)[kTokens], float *ends) {
+  LaneKeys key = {};
+  if (j < count) {
+    key.load(from);
+#pragma unroll 1
+    for (int i = j; i < count; ++i) {
+      LaneKeys q, x;
+      float sum_x = 0;
+      q.load(s.channels[i].q());
+      if constexpr (kErases) x.load(s.channels[i].x());
+      if (i > j) {
+        if constexpr (kErases && !kReadsAfter) sum_x = x.dot(key);
+        if constexpr (kGate != FW_GATE_NONE) key.multiply(decay_of(s, i));
+        if constexpr (kErases && kReadsAfter) sum_x = x.dot(key);
+      }
+      const float sum_q = q.dot(key);
+      if (threadIdx.x % 32 == 0) {
+        with_q[i][j] = sum_q;
+        if constexpr (kErases) with_x[i][j] = sum_x;
+      }
+    }
+  }
+  key.store(ends);
+}
+
+template <fw_gate kGate, fw_erase kErase>
+__device__ inline void make_operands(const Problem &p, const cuda::DeviceSegment &segment, int64_t token, int64_t hv, int64_t h, int j,
+                                     ChunkShared<kGate, kErase> &s) {
+  const int first = threadIdx.x % 32 * kQuad, V = static_cast<int>(p.V);
+  StepBits<kGate, kErase> bits;
+  bits.ask_all(p, segment.batch, token, hv, h, first % V);
+  const StepToken made = make_token(p, bits, hv, s.channels[j]);
+  if (first < V) *reinterpret_cast<float4 *>(s.values[j] + first) = make_float4(made.u[0], made.u[1], made.u[2], made.u[3]);
+  if (threadIdx.x % 32 == 0) s.decay[j] = made.decay;
+}
+
+// The warp's columns of what all rows read of the state: sums [16][32]. Columns of product tile i: 4 n + i.
+template <int kParts>
+__device__ inline void read_state(const float *state, int K, int pitch, const float (*reads)[kKeyPitch], float (*sums)[kSumPitch]) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  float parts[2][4][4] = {};
+#pragma unroll 2
+  for (int first = 0; first < K; first += 16) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + 8 * half + 2 * t;
+      const float2 q = *reinterpret_cast<const float2 *>(&reads[g][row]), x = *reinterpret_cast<const float2 *>(&reads[kTokens + g][row]);
+      cuda::Tf32Rows<kParts> a;
+      a.set(0, q.x), a.set(1, x.x), a.set(2, q.y), a.set(3, x.y);
+      const float4 low = *reinterpret_cast<const float4 *>(state + row * pitch + 4 * g);
+      const float4 high = *reinterpret_cast<const float4 *>(state + (row + 1) * pitch + 4 * g);
+      cuda::multiply_parts<false>(parts[half][0], a, low.x, high.x);
+      cuda::multiply_parts<false>(parts[half][1], a, low.y, high.y);
+      cuda::multiply_parts<false>(parts[half][2], a, low.z, high.z);
+      cuda::multiply_parts<false>(parts[half][3], a, low.w, high.w);
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float4 all = make_float4(parts[0][0][e] + parts[1][0][e], parts[0][1][e] + parts[1][1][e], parts[0][2][e] + parts[1][2][e],
+                                   parts[0][3][e] + parts[1][3][e]);
+    *reinterpret_cast<float4 *>(&sums[g + e / 2 * 8][8 * t + e % 2 * 4]) = all;
+  }
+  __syncwarp();  // a column's sums are there
+}
+
+// u and z of the lane's column in the place of its sums, and o.
+template <fw_gate kGate, fw_erase kErase>
+__device__ inline void solve_column(const Problem &p, ChunkShared<kGate, kErase> &s, const cuda::DeviceSegment &segment, int64_t first,
+                                    int count, int64_t hv, int column, float (*sums)[kSumPitch]) {
+  constexpr bool kIndependent = kErase == FW_ERASE_INDEPENDENT;
+  const int lane = threadIdx.x % 32;
+  float u[kTokens], z[kTokens];
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    u[i] = z[i] = 0;
+    if (i < count) {
+      const float value = s.values[i][column];
+      float o = sums[i][lane], x = sums[kTokens + i][lane];
+      u[i] = value;
+#pragma unroll
+      for (int j = 0; j < i; ++j) {
+        if constexpr (kErase != FW_ERASE_NONE) x = fmaf(s.xk[i][j], u[j], x);
+        if constexpr (kIndependent) x = fmaf(s.xb[i][j], z[j], x);
+      }
+      if constexpr (kIsShared<kErase>) u[i] = value - x;
+      if constexpr (kIndependent) z[i] = x;
+#pragma unroll
+      for (int j = 0; j <= i; ++j) {
+        o = fmaf(s.qk[i][j], u[j], o);
+        if constexpr (kIndependent) o = fmaf(s.qb[i][j], z[j], o);
+      }
+      store_at(p.o, head_offset(p.o, segment.batch, first + i, hv) + column * p.o.strides[3], o * p.scale_f32);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    sums[i][lane] = u[i];
+    if constexpr (kIndependent) sums[kTokens + i][lane] = z[i];
+  }
+  __syncwarp();  // u and z of the warp's columns are there
+}
+
+// The first operand of 16 keys: keys[token][first + key].
+template <int kParts>
+__device__ inline cuda::Tf32Rows<kParts> rows_of_keys(const float (*keys)[kKeyPitch], int first) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  cuda::Tf32Rows<kParts> a;
+  a.set(0, keys[t][first + g]), a.set(1, keys[t][first + g + 8]), a.set(2, keys[t + 4][first + g]), a.set(3, keys[t + 4][first + g + 8]);
+  return a;
+}
+template <int kParts>
+__device__ inline void add_product(float (&sums)[4][4], const cuda::Tf32Rows<kParts> &a, const float4 &low, const float4 &high) {
+  cuda::multiply_parts<false>(sums[0], a, low.x, high.x);
+  cuda::multiply_parts<false>(sums[1], a, low.y, high.y);
+  cuda::multiply_parts<false>(sums[2], a, low.z, high.z);
+  cuda::multiply_parts<false>(sums[3], a, low.w, high.w);
+}
+
+// S = D S + ends_k^T u + ends_b^T z of the warp's columns.
+template <int kParts, fw_gate kGate, fw_erase kErase>
+__device__ inline void write_state(float *state, int K, int pitch, const ChunkShared<kGate, kErase> &s, const float (*written)[kSumPitch]) {
+  constexpr bool kIndependent = kErase == FW_ERASE_INDEPENDENT;
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const auto row_of = [&](int token) { return *reinterpret_cast<const float4 *>(&written[token][4 * g]); };
+  const float4 u_low = row_of(t), u_high = row_of(t + 4);
+  const float4 z_low = kIndependent ? row_of(kTokens + t) : u_low, z_high = kIndependent ? row_of(kTokens + t + 4) : u_high;
+#pragma unroll 2
+  for (int first = 0; first < K; first += 16) {
+    float sums[4][4] = {};
+    add_product(sums, rows_of_keys<kParts>(s.ends_k, first), u_low, u_high);
+    if constexpr (kIndependent) add_product(sums, rows_of_keys<kParts>(s.ends_b, first), z_low, z_high);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + g + 8 * half;
+      const float decay = kGate == FW_GATE_NONE ? 1.0f : s.total[row];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float4 &place = *reinterpret_cast<float4 *>(state + row * pitch + 8 * t + 4 * e);
+        const float4 old = place;
+        const int i = 2 * half + e;
+        place = make_float4(fmaf(decay, old.x, sums[0][i]), fmaf(decay, old.y, sums[1][i]), fmaf(decay, old.z, sums[2][i]),
+                            fmaf(decay, old.w, sums[3][i]));
+      }
+    }
+  }
+}
+
+template <fw_gate kGate, fw_erase kErase, int kParts>
+__global__ void __launch_bounds__(32 * kMostWarps, 2) chunk_step(const __grid_constant__ Problem p) {
+  constexpr bool kReadsAfter = kErase == FW_ERASE_SHARED_AFTER, kErases = kErase != FW_ERASE_NONE;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int K = static_cast<int>(p.K), V = static_cast<int>(p.V), pitch = V + kStatePitchPad, row_bytes = V * 4;
+  float *state = cuda::dynamic_shared<float>();
+  auto &s = *reinterpret_cast<ChunkShared<kGate, kErase> *>(state + K * pitch);
+  const uint32_t full = shared_address(&s.full), heads = static_cast<uint32_t>(p.HV), n = blockIdx.x / heads;
+  const int64_t hv = blockIdx.x - n * heads, h = hv / p.group();
+  if (threadIdx.x == 0) {
+    barrier_init(full, 1);
+    barrier_init_fence();
+  }
+  launch_next();
+  launch_wait();
+  const StepSequence sequence = step_sequence(p, n);
+  const cuda::DeviceSegment segment = sequence.segment;
+  if (sequence.slot < 0) {
+    zero_outputs(p, segment, hv);
+    return;
+  }
+  float *place = static_cast<float *>(p.state.data) + find_state(p, p.state, sequence.slot, hv).base;
+  if (warp == 0) {
+    if (lane == 0) barrier_expect_bytes(full, static_cast<uint32_t>(K * row_bytes));
+    __syncwarp();  // the bytes are announced
+    for (int k = lane; k < K; k += 32) load_bytes(shared_address(state + k * pitch), place + k * V, row_bytes, full);
+  }
+#pragma unroll 1
+  for (int64_t token = segment.begin; token < segment.end; token += kTokens) {
+    const int count = segment.end - token < kTokens ? static_cast<int>(segment.end - token) : kTokens;
+    if (token > segment.begin) __syncthreads();  // the chunk before is done with
+    for (int j = warp; j < count; j += warps) make_operands(p, segment, token + j, hv, h, j, s);
+    __syncthreads();  // operands are there, and the barrier
+    for (int j = warp; j < kTokens; j += warps) {
+      make_reads(s, count, j);
+      make_scores<kReadsAfter, kErases>(s, count, j, s.channels[j].k(), s.qk, s.xk, s.ends_k[j]);
+      if constexpr (kErase == FW_ERASE_INDEPENDENT) make_scores<false, true>(s, count, j, s.channels[j].b(), s.qb, s.xb, s.ends_b[j]);
+    }
+    __syncthreads();  // rows and scores are there, the channels are read
+    if (token == segment.begin) barrier_wait(full, 0);
+    const int column = warp * kWarpColumns;
+    float(*sums)[kSumPitch] = s.sums[warp];
+    read_state<kParts>(state + column, K, pitch, s.reads, sums);
+    solve_column(p, s, segment, token, count, hv, column + lane, sums);
+    write_state<kParts>(state + column, K, pitch, s, sums);
+  }
+  fence_async_shared();
+  __syncthreads();  // the state is written
+  if (warp == 0) {
+    for (int k = lane; k < K; k += 32) store_bytes(place + k * V, shared_address(state + k * pitch), row_bytes);
+    store_commit();
+    store_wait_read<0>();
+  }
+}
+
+struct ChunkStep {
+  template <fw_gate kGate, fw_erase kErase>
+  static void run(const Problem &p) {
+    p.q.dtype == FW_BF16 ? run_parts<kGate, kErase, 1>(p) : run_parts<kGate, kErase, 2>(p);
+  }
+  template <fw_gate kGate, fw_erase kErase, int kParts>
+  static void run_parts(const Problem &p) {
+    cuda::Launch how = {static_cast<uint32_t>(p.N * p.HV), static_cast<uint32_t>(p.V / kWarpColumns) * 32,
+                        p.K * (p.V + kStatePitchPad) * static_cast<int64_t>(sizeof(float)) + static_cast<int64_t>(sizeof(ChunkShared<kGate, kErase>)),
+                        static_cast<cudaStream_t>(p.stream)};
+    how.overlaps = true;
+    cuda::launch(how, chunk_step<kGate, kErase, kParts>, p);
+  }
+};
+
+}  // namespace
+
+void launch_chunk_step(const Problem &p) { dispatch_axes<ChunkStep>(p, p); }
+
+}  // namespace fw::recurrence
