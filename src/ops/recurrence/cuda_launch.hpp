@@ -17,8 +17,8 @@ void launch_recurrent(const Problem &p, const float *divisors, float *saved);
 void launch_step(const Problem &p);
 // Step of a call that sm90_step_accepts.
 void launch_stream_step(const Problem &p);
-// Step of a call that sm90_step_chunk_accepts.
-void launch_chunk_step(const Problem &p);
+// Step of a call that sm90_step_chunk_accepts; a cudaError_t.
+int launch_chunk_step(const Problem &p);
 
 // The normaliser of linear_attn: divisors [B,T,H] of every token, the final sum of keys, and, when sums is given, the sum of
 // keys after every token [B,T,H,K].

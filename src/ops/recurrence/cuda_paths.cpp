@@ -84,6 +84,7 @@ bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reas
 bool sm90_step_chunk_accepts(const fw_context &context, const Problem &p, Reason &reason) {
   if (p.state.dtype != FW_F32 || p.state_layout == FW_STATE_VK) return reason.refuse("the state is not fp32 of layout [K,V]");
   if (p.q.dtype == FW_F32) return reason.refuse("the operands are fp32");
+  if (p.state.strides[0] < 0 || p.state.strides[1] < 0) return reason.refuse("states lie backwards");
   if (p.B * p.T <= 2 * p.N && !name_in_list(context.force_impl, "sm90_step_chunk")) return reason.refuse("one or two tokens a sequence, sooner one by one");
   return streams_states(context, p, reason, "sm90_step_chunk");
 }
@@ -211,7 +212,8 @@ fw_status cuda_run(fw_context &, const Problem &p, void *memory) {
   return cuda::check_launches(p.op_name, "cuda_portable");
 }
 
-static fw_status run_step(const Problem &p, const char *impl, void (*launch)(const Problem &)) {
+template <class F>
+static fw_status run_step(const Problem &p, const char *impl, F launch) {
   FW_TRY(cuda_check_places(p, nullptr));
   if (p.N > 0) launch(p);
   launch_clear(p, p.o, 1, p.V);
@@ -219,7 +221,11 @@ static fw_status run_step(const Problem &p, const char *impl, void (*launch)(con
 }
 fw_status cuda_step_run(fw_context &, const Problem &p, void *) { return run_step(p, "cuda_step", launch_step); }
 fw_status sm90_step_run(fw_context &, const Problem &p, void *) { return run_step(p, "sm90_step", launch_stream_step); }
-fw_status sm90_step_chunk_run(fw_context &, const Problem &p, void *) { return run_step(p, "sm90_step_chunk", launch_chunk_step); }
+fw_status sm90_step_chunk_run(fw_context &, const Problem &p, void *) {
+  int error = 0;
+  FW_TRY(run_step(p, "sm90_step_chunk", [&](const Problem &call) { error = launch_chunk_step(call); }));
+  return error == 0 ? FW_OK : fail(FW_DEVICE_ERROR, "%s: CUDA error %d (sm90_step_chunk)", p.op_name, error);
+}
 
 #else
 

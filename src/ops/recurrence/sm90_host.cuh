@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cuda/sm90/tensor_map.cuh"
 #include "ops/recurrence/sm90_prep.cuh"
 
 namespace fw::sm90 {
@@ -101,25 +102,9 @@ inline Shape shape_of(const Sm90Forward &in) {
 // [B, T, heads, size] as boxes of 64 elements x 1 head x 64 tokens x 1 batch, 128-byte swizzle, zeros outside.
 inline cudaError_t encode(CUtensorMap *map, const void *base, const Sm90Strides &s, int64_t heads, const Sm90Forward &in,
                           int64_t size = kKey) {
-  using Encode = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  void *entry = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t status =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-  if (status != cudaSuccess) return status;
-  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-  const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(2 * std::max<int64_t>(stride, 8)); };
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(heads),
-                               static_cast<cuuint64_t>(in.T), static_cast<cuuint64_t>(in.B)};
-  const cuuint64_t strides[3] = {bytes(s.head), bytes(s.token), bytes(s.batch)};
-  const cuuint32_t box[4] = {64, 1, kChunk, 1}, steps[4] = {1, 1, 1, 1};
-  const CUresult result = reinterpret_cast<Encode>(entry)(
-      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void *>(base), sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  const auto bytes = [](int64_t stride) { return 2 * std::max<int64_t>(stride, 8); };
+  return encode_boxes(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {size, heads, in.T, in.B},
+                      {bytes(s.head), bytes(s.token), bytes(s.batch)}, {64, 1, kChunk, 1});
 }
 
 }  // namespace fw::sm90

@@ -4,18 +4,20 @@
 //
 // Plan: a CTA a head, a warp 32 columns, the state in shared memory; two CTAs a multiprocessor, one computes while the other moves.
 //
-//   warp 0          | bulk loads of the rows |                                                      | bulk stores |
+//   a warp          | box load of its panel |                                                       | box store |
 //   warps, by chunk | operands of 8 tokens | scores, decays | X = [Q; E] S | u, o by columns | S = D S + K^T U |
 //
 // Products are tf32 (fp16 operands: two parts). X has the eight queries and the eight erase keys as its 16 rows, decayed from the
 // chunk's start; u is solved for in fp32, a lane a column; what the tokens add to the state has sums of its own, added in fp32.
 //   u_i = v'_i - x_i^T S - sum over j < i of xk_ij u_j      (shared)       z_i = a_i^T S + sum of xk_ij v_j + xb_ij z_j    (independent)
-// Factors are products of decays, row by row. Rows of the state lie V + 4 floats apart, so that no product meets a bank twice.
-// Barriers: full, the copies' bytes; __syncthreads behind the operands, the scores and the writes; __syncwarp between a warp's own steps.
+// Factors are products of decays, row by row. A panel lies as rows of 128 bytes with the 128-byte swizzle, so that no product
+// meets a bank twice. Barriers: full[warp], the box's bytes; __syncthreads behind the operands, the scores and a chunk; __syncwarp between
+// a warp's own steps.
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
 #include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
+#include "cuda/sm90/tensor_map.cuh"
 #include "cuda/tf32.cuh"
 #include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
@@ -26,7 +28,7 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kTokens = 8, kMostWarps = 4, kWarpColumns = 32, kStatePitchPad = 4;
+constexpr int kTokens = 8, kMostWarps = 4, kWarpColumns = 32;
 constexpr int kKeyPitch = kChannels + 8, kSumPitch = kWarpColumns + 8;
 
 // Behind the state in shared memory.
@@ -44,8 +46,13 @@ struct ChunkShared {
   float total[kChannels];                                 // the decay of the whole chunk
   float qk[kTokens][kTokens], xk[kTokens][kTokens], qb[kTokens][kTokens], xb[kTokens][kTokens];
   float decay[kTokens];                                   // of a scalar gate
-  uint64_t full;
+  uint64_t full[kMostWarps];
 };
+
+// Columns 4 quad to 4 quad + 3 of a row of a panel.
+__device__ inline float4 *panel_quad(float *panel, int row, int quad) {
+  return reinterpret_cast<float4 *>(panel + row * kWarpColumns) + (quad ^ (row & 7));
+}
 
 // Four channels of a lane.
 struct LaneKeys {
@@ -107,7 +114,7 @@ __device__ inline void make_scores(ChunkShared<kGate, kErase> &s, int count, int
   LaneKeys key = {};
   if (j < count) {
     key.load(from);
-#pragma unroll 1
+#pragma unroll 2
     for (int i = j; i < count; ++i) {
       LaneKeys q, x;
       float sum_x = 0;
@@ -128,20 +135,41 @@ __device__ inline void make_scores(ChunkShared<kGate, kErase> &s, int count, int
   key.store(ends);
 }
 
+// Channels and values of the chunk's tokens; a warp has every warps-th and asks for two of them before it makes one.
 template <fw_gate kGate, fw_erase kErase>
-__device__ inline void make_operands(const Problem &p, const cuda::DeviceSegment &segment, int64_t token, int64_t hv, int64_t h, int j,
+__device__ inline void make_operands(const Problem &p, const cuda::DeviceSegment &segment, int64_t token, int count, int64_t hv, int64_t h,
                                      ChunkShared<kGate, kErase> &s) {
-  const int first = threadIdx.x % 32 * kQuad, V = static_cast<int>(p.V);
-  StepBits<kGate, kErase> bits;
-  bits.ask_all(p, segment.batch, token, hv, h, first % V);
-  const StepToken made = make_token(p, bits, hv, s.channels[j]);
-  if (first < V) *reinterpret_cast<float4 *>(s.values[j] + first) = make_float4(made.u[0], made.u[1], made.u[2], made.u[3]);
-  if (threadIdx.x % 32 == 0) s.decay[j] = made.decay;
+  const int first = threadIdx.x % 32 * kQuad, V = static_cast<int>(p.V), warps = static_cast<int>(blockDim.x / 32);
+#pragma unroll 1
+  for (int at = static_cast<int>(threadIdx.x / 32); at < count; at += 2 * warps) {
+    StepBits<kGate, kErase> bits[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (at + i * warps < count) bits[i].ask_all(p, segment.batch, token + at + i * warps, hv, h, first % V);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int j = at + i * warps;
+      if (j >= count) break;
+      const StepToken made = make_token(p, bits[i], hv, s.channels[j]);
+      if (first < V) *reinterpret_cast<float4 *>(s.values[j] + first) = make_float4(made.u[0], made.u[1], made.u[2], made.u[3]);
+      if (threadIdx.x % 32 == 0) s.decay[j] = made.decay;
+    }
+  }
+}
+
+// sums[i] += a (component i of two rows of quads).
+template <int kParts>
+__device__ inline void add_product(float (&sums)[4][4], const cuda::Tf32Rows<kParts> &a, const float4 &low, const float4 &high) {
+  cuda::multiply_parts<false>(sums[0], a, low.x, high.x);
+  cuda::multiply_parts<false>(sums[1], a, low.y, high.y);
+  cuda::multiply_parts<false>(sums[2], a, low.z, high.z);
+  cuda::multiply_parts<false>(sums[3], a, low.w, high.w);
 }
 
 // The warp's columns of what all rows read of the state: sums [16][32]. Columns of product tile i: 4 n + i.
 template <int kParts>
-__device__ inline void read_state(const float *state, int K, int pitch, const float (*reads)[kKeyPitch], float (*sums)[kSumPitch]) {
+__device__ inline void read_state(float *panel, int K, const float (*reads)[kKeyPitch], float (*sums)[kSumPitch]) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   float parts[2][4][4] = {};
 #pragma unroll 2
@@ -152,12 +180,7 @@ __device__ inline void read_state(const float *state, int K, int pitch, const fl
       const float2 q = *reinterpret_cast<const float2 *>(&reads[g][row]), x = *reinterpret_cast<const float2 *>(&reads[kTokens + g][row]);
       cuda::Tf32Rows<kParts> a;
       a.set(0, q.x), a.set(1, x.x), a.set(2, q.y), a.set(3, x.y);
-      const float4 low = *reinterpret_cast<const float4 *>(state + row * pitch + 4 * g);
-      const float4 high = *reinterpret_cast<const float4 *>(state + (row + 1) * pitch + 4 * g);
-      cuda::multiply_parts<false>(parts[half][0], a, low.x, high.x);
-      cuda::multiply_parts<false>(parts[half][1], a, low.y, high.y);
-      cuda::multiply_parts<false>(parts[half][2], a, low.z, high.z);
-      cuda::multiply_parts<false>(parts[half][3], a, low.w, high.w);
+      add_product(parts[half], a, *panel_quad(panel, row, g), *panel_quad(panel, row + 1, g));
     }
   }
 #pragma unroll
@@ -214,17 +237,10 @@ __device__ inline cuda::Tf32Rows<kParts> rows_of_keys(const float (*keys)[kKeyPi
   a.set(0, keys[t][first + g]), a.set(1, keys[t][first + g + 8]), a.set(2, keys[t + 4][first + g]), a.set(3, keys[t + 4][first + g + 8]);
   return a;
 }
-template <int kParts>
-__device__ inline void add_product(float (&sums)[4][4], const cuda::Tf32Rows<kParts> &a, const float4 &low, const float4 &high) {
-  cuda::multiply_parts<false>(sums[0], a, low.x, high.x);
-  cuda::multiply_parts<false>(sums[1], a, low.y, high.y);
-  cuda::multiply_parts<false>(sums[2], a, low.z, high.z);
-  cuda::multiply_parts<false>(sums[3], a, low.w, high.w);
-}
 
 // S = D S + ends_k^T u + ends_b^T z of the warp's columns.
 template <int kParts, fw_gate kGate, fw_erase kErase>
-__device__ inline void write_state(float *state, int K, int pitch, const ChunkShared<kGate, kErase> &s, const float (*written)[kSumPitch]) {
+__device__ inline void write_state(float *panel, int K, const ChunkShared<kGate, kErase> &s, const float (*written)[kSumPitch]) {
   constexpr bool kIndependent = kErase == FW_ERASE_INDEPENDENT;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const auto row_of = [&](int token) { return *reinterpret_cast<const float4 *>(&written[token][4 * g]); };
@@ -241,7 +257,7 @@ __device__ inline void write_state(float *state, int K, int pitch, const ChunkSh
       const float decay = kGate == FW_GATE_NONE ? 1.0f : s.total[row];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float4 &place = *reinterpret_cast<float4 *>(state + row * pitch + 8 * t + 4 * e);
+        float4 &place = *panel_quad(panel, row, 2 * t + e);
         const float4 old = place;
         const int i = 2 * half + e;
         place = make_float4(fmaf(decay, old.x, sums[0][i]), fmaf(decay, old.y, sums[1][i]), fmaf(decay, old.z, sums[2][i]),
@@ -252,15 +268,15 @@ __device__ inline void write_state(float *state, int K, int pitch, const ChunkSh
 }
 
 template <fw_gate kGate, fw_erase kErase, int kParts>
-__global__ void __launch_bounds__(32 * kMostWarps, 2) chunk_step(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(32 * kMostWarps, 2)
+    chunk_step(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap states) {
   constexpr bool kReadsAfter = kErase == FW_ERASE_SHARED_AFTER, kErases = kErase != FW_ERASE_NONE;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  const int K = static_cast<int>(p.K), V = static_cast<int>(p.V), pitch = V + kStatePitchPad, row_bytes = V * 4;
-  float *state = cuda::dynamic_shared<float>();
-  auto &s = *reinterpret_cast<ChunkShared<kGate, kErase> *>(state + K * pitch);
-  const uint32_t full = shared_address(&s.full), heads = static_cast<uint32_t>(p.HV), n = blockIdx.x / heads;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, K = static_cast<int>(p.K);
+  float *panel = cuda::dynamic_shared<float>() + warp * K * kWarpColumns;
+  auto &s = *reinterpret_cast<ChunkShared<kGate, kErase> *>(cuda::dynamic_shared<float>() + warps * K * kWarpColumns);
+  const uint32_t full = shared_address(&s.full[warp]), heads = static_cast<uint32_t>(p.HV), n = blockIdx.x / heads;
   const int64_t hv = blockIdx.x - n * heads, h = hv / p.group();
-  if (threadIdx.x == 0) {
+  if (lane == 0) {
     barrier_init(full, 1);
     barrier_init_fence();
   }
@@ -272,35 +288,36 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) chunk_step(const __grid_co
     zero_outputs(p, segment, hv);
     return;
   }
-  float *place = static_cast<float *>(p.state.data) + find_state(p, p.state, sequence.slot, hv).base;
-  if (warp == 0) {
-    if (lane == 0) barrier_expect_bytes(full, static_cast<uint32_t>(K * row_bytes));
-    __syncwarp();  // the bytes are announced
-    for (int k = lane; k < K; k += 32) load_bytes(shared_address(state + k * pitch), place + k * V, row_bytes, full);
+  const int column = warp * kWarpColumns, slot = static_cast<int>(sequence.slot);
+  if (lane == 0) {
+    barrier_expect_bytes(full, static_cast<uint32_t>(K * kWarpColumns * 4));
+    load_box(shared_address(panel), &states, full, column, 0, static_cast<int>(hv), slot);
   }
 #pragma unroll 1
   for (int64_t token = segment.begin; token < segment.end; token += kTokens) {
     const int count = segment.end - token < kTokens ? static_cast<int>(segment.end - token) : kTokens;
     if (token > segment.begin) __syncthreads();  // the chunk before is done with
-    for (int j = warp; j < count; j += warps) make_operands(p, segment, token + j, hv, h, j, s);
-    __syncthreads();  // operands are there, and the barrier
-    for (int j = warp; j < kTokens; j += warps) {
+    make_operands(p, segment, token, count, hv, h, s);
+    __syncthreads();  // operands are there
+#pragma unroll 1
+    for (int pass = 0; pass * warps < kTokens; ++pass) {
+      const int j = pass * warps + (pass % 2 ? warps - 1 - warp : warp);  // so that long keys meet short ones
+      if (j >= kTokens) continue;
       make_reads(s, count, j);
       make_scores<kReadsAfter, kErases>(s, count, j, s.channels[j].k(), s.qk, s.xk, s.ends_k[j]);
       if constexpr (kErase == FW_ERASE_INDEPENDENT) make_scores<false, true>(s, count, j, s.channels[j].b(), s.qb, s.xb, s.ends_b[j]);
     }
     __syncthreads();  // rows and scores are there, the channels are read
     if (token == segment.begin) barrier_wait(full, 0);
-    const int column = warp * kWarpColumns;
     float(*sums)[kSumPitch] = s.sums[warp];
-    read_state<kParts>(state + column, K, pitch, s.reads, sums);
+    read_state<kParts>(panel, K, s.reads, sums);
     solve_column(p, s, segment, token, count, hv, column + lane, sums);
-    write_state<kParts>(state + column, K, pitch, s, sums);
+    write_state<kParts>(panel, K, s, sums);
   }
   fence_async_shared();
-  __syncthreads();  // the state is written
-  if (warp == 0) {
-    for (int k = lane; k < K; k += 32) store_bytes(place + k * V, shared_address(state + k * pitch), row_bytes);
+  __syncwarp();  // the panel is written
+  if (lane == 0) {
+    store_box(&states, shared_address(panel), column, 0, static_cast<int>(hv), slot);
     store_commit();
     store_wait_read<0>();
   }
@@ -308,21 +325,27 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) chunk_step(const __grid_co
 
 struct ChunkStep {
   template <fw_gate kGate, fw_erase kErase>
-  static void run(const Problem &p) {
-    p.q.dtype == FW_BF16 ? run_parts<kGate, kErase, 1>(p) : run_parts<kGate, kErase, 2>(p);
+  static cudaError_t run(const Problem &p) {
+    return p.q.dtype == FW_BF16 ? run_parts<kGate, kErase, 1>(p) : run_parts<kGate, kErase, 2>(p);
   }
   template <fw_gate kGate, fw_erase kErase, int kParts>
-  static void run_parts(const Problem &p) {
-    cuda::Launch how = {static_cast<uint32_t>(p.N * p.HV), static_cast<uint32_t>(p.V / kWarpColumns) * 32,
-                        p.K * (p.V + kStatePitchPad) * static_cast<int64_t>(sizeof(float)) + static_cast<int64_t>(sizeof(ChunkShared<kGate, kErase>)),
-                        static_cast<cudaStream_t>(p.stream)};
+  static cudaError_t run_parts(const Problem &p) {
+    const int64_t warps = p.V / kWarpColumns, head = p.K * p.V * static_cast<int64_t>(sizeof(float));
+    const auto stride = [&](int i) { return p.state.shape[i] > 1 ? p.state.strides[i] * static_cast<int64_t>(sizeof(float)) : head; };
+    CUtensorMap states;
+    const cudaError_t status = encode_boxes(&states, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.state.data, {p.V, p.K, p.HV, p.state.shape[0]},
+                                            {p.V * static_cast<int64_t>(sizeof(float)), stride(1), stride(0)},
+                                            {kWarpColumns, static_cast<uint32_t>(p.K), 1, 1});
+    if (status != cudaSuccess) return status;
+    cuda::Launch how = {static_cast<uint32_t>(p.N * p.HV), static_cast<uint32_t>(warps) * 32,
+                        head + static_cast<int64_t>(sizeof(ChunkShared<kGate, kErase>)), static_cast<cudaStream_t>(p.stream)};
     how.overlaps = true;
-    cuda::launch(how, chunk_step<kGate, kErase, kParts>, p);
+    return cuda::launch(how, chunk_step<kGate, kErase, kParts>, p, states);
   }
 };
 
 }  // namespace
 
-void launch_chunk_step(const Problem &p) { dispatch_axes<ChunkStep>(p, p); }
+int launch_chunk_step(const Problem &p) { return static_cast<int>(dispatch_axes<ChunkStep>(p, p)); }
 
 }  // namespace fw::recurrence
