@@ -165,7 +165,7 @@ TEST(Sm90, StepRefusals) {
   if (explain_lines("sm90_step", of_step(FW_OP_KDA), FW_STEP, same).find("this runs on 9.0 only") != std::string::npos) {
     GTEST_SKIP() << "not run: the device is not of compute capability 9.0";
   }
-  for (const char *impl : {"cuda_step", "sm90_step"}) {
+  for (const char *impl : {"cuda_step", "sm90_step", "sm90_step_chunk"}) {
     const std::string name = impl;
     Spec s = of_step(FW_OP_KDA);
     expect_step(impl, s, "*" + name + ": accepted", same);
@@ -183,19 +183,30 @@ TEST(Sm90, StepRefusals) {
     expect_step(impl, of_step(FW_OP_KDA), name + ": refused: state" + rows, [](fw_recurrence &d) { d.state.strides[1] += 2, d.state.strides[0] += 2; });
     expect_step(impl, of_step(FW_OP_KDA), "*" + name + ": accepted", [](fw_recurrence &d) { d.q.strides[1] += 1, d.state.strides[1] += 2; });  // of dimensions of one
   }
+  for (const char *impl : {"sm90_step", "sm90_step_chunk"}) {
+    const std::string name = impl;
+    expect_step(impl, of_step(FW_OP_DPLR), "*" + name + ": accepted", same);
+    expect_step(impl, of_step(FW_OP_KDA), name + ": refused: batch_invariant is asked for, which cuda_step gives at every batch",
+                [](fw_recurrence &d) { d.options = FW_BATCH_INVARIANT; });
+    Spec s = of_step(FW_OP_KDA);
+    s.V = 48;
+    expect_step(impl, s, name + ": refused: V is 48, of a state of fp32 this computes multiples of 32 up to 128", same);
+    s.V = 160;
+    expect_step(impl, s, name + ": refused: V is 160, of a state of fp32 this computes multiples of 32 up to 128", same);
+    expect_step(impl, of_step(FW_OP_KDA), name + ": refused: a head's state is not one piece of memory",
+                [](fw_recurrence &d) { d.state.strides[2] += 4, d.state.strides[1] = d.state.strides[0] = 128 * d.state.strides[2]; });
+  }
   Spec s = of_step(FW_OP_KDA);
   s.state_dtype = FW_BF16;
-  expect_step("sm90_step", s, "sm90_step: refused: state is bf16, streamed in fp32 only", same);
+  expect_step("sm90_step", s, "*sm90_step: accepted", same);
   expect_step("cuda_step", s, "*cuda_step: accepted", same);
-  expect_step("sm90_step", of_step(FW_OP_DPLR), "sm90_step: refused: erase keys are independent", same);
-  expect_step("sm90_step", of_step(FW_OP_KDA), "sm90_step: refused: batch_invariant is asked for, which cuda_step gives at every batch",
-              [](fw_recurrence &d) { d.options = FW_BATCH_INVARIANT; });
-  s = of_step(FW_OP_KDA), s.V = 64;
-  expect_step("sm90_step", s, "sm90_step: refused: HV is 1, at this K and V a multiple of 2 is needed", same);
-  s.V = 96;
-  expect_step("sm90_step", s, "sm90_step: refused: K times V is 12288, this computes 2048, 4096, 8192 and 16384", same);
-  expect_step("sm90_step", of_step(FW_OP_KDA), "sm90_step: refused: a head's state is not one piece of memory",
-              [](fw_recurrence &d) { d.state.strides[2] += 4, d.state.strides[1] = d.state.strides[0] = 128 * d.state.strides[2]; });
+  expect_step("sm90_step_chunk", s, "sm90_step_chunk: refused: the state is not fp32 of layout [K,V]", same);
+  s.T = 2;
+  expect_step("sm90_step", s, "sm90_step: refused: the state is bf16, which one token a sequence may round", same);
+  s = of_step(FW_OP_KDA), s.layout = FW_STATE_VK;
+  expect_step("sm90_step_chunk", s, "sm90_step_chunk: refused: the state is not fp32 of layout [K,V]", same);
+  s = of_step(FW_OP_KDA), s.dtype = s.gate_dtype = FW_F32;
+  expect_step("sm90_step_chunk", s, "sm90_step_chunk: refused: the operands are fp32", same);
 }
 
 // What runs when nothing is forced: with states for three rounds of every multiprocessor, and with few.
@@ -220,7 +231,7 @@ TEST(Sm90, StepThatRuns) {
   EXPECT_LE(worst, largest / 128);  // a rounding of o in bf16
   s.T = 3;
   const Operands longer = rounded_operands(s, true);
-  EXPECT_EQ(run_call(free, s, longer, FW_STEP).impl, "cuda_step");
+  EXPECT_EQ(run_call(free, s, longer, FW_STEP).impl, "sm90_step_chunk");
 }
 
 // With batch_invariant one sequence alone has the bits that it has in a batch.
