@@ -27,7 +27,7 @@ constexpr int kScorePitch = 24, kValuePitch = kScanColumns + 4;
 template <fw_erase kErase, int kKeys, bool kKeeps>
 struct Stage {
   static constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
-  static constexpr int kReads = kKeys + 8, kEnds = kKeys + 4;  // pitches
+  static constexpr int kReads = kKeys + 16, kEnds = kKeys + 4;  // pitches
   static constexpr int kReadsX = 0;                            // reads_x, or solved_x
   static constexpr int kReadsQ = kReadsX + kErases * kChunkRows * kReads;
   static constexpr int kEndsK = kReadsQ + !kKeeps * kChunkRows * kReads;
@@ -74,6 +74,8 @@ __device__ __forceinline__ void copy_chunk(const ChunkImages &images, const floa
   if constexpr (At::kIndependent) copy_image<kKeys>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
 }
 
+// Two tiles of a state share 16 channels, so that a thread reads its four of an image together: thread (g, t) has channels 4t and
+// 4t + 2 of the first tile's, 4t + 1 and 4t + 3 of the second's, of columns g and g + 8.
 // f(tile, element, offset in elements) for the elements of a warp's state that exist.
 template <int kTiles, class F>
 __device__ __forceinline__ void for_state(const Problem &p, const StatePlace &at, int64_t column, F f) {
@@ -82,7 +84,7 @@ __device__ __forceinline__ void for_state(const Problem &p, const StatePlace &at
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int64_t k = 8 * tile + 2 * t + e % 2, v = column + g + e / 2 * 8;
+      const int64_t k = tile / 2 * 16 + 4 * t + e % 2 * 2 + tile % 2, v = column + g + e / 2 * 8;
       if (k < p.K && v < p.V) f(tile, e, at.base + k * at.row + v * at.column);
     }
   }
@@ -105,37 +107,38 @@ __device__ __forceinline__ void multiply_scores(RowTiles &sums, const cuda::Tf32
   }
 }
 
-// o of a chunk's rows. Thread (g, t): rows 2t, 2t + 1, 2t + 8, 2t + 9, columns g and g + 8 from `column` on.
-__device__ __forceinline__ void store_output(const Problem &p, const ChunkPlace &rows, int64_t hv, int64_t h, int64_t column, const float *divisors,
-                                             RowTiles &o) {
+// o of a chunk's rows. Thread (g, t): rows 2t, 2t + 1, 2t + 8, 2t + 9, columns g and g + 8 from `column` on. offset: of row 2t, column g;
+// rows: of the chunk; step: elements to the next row.
+__device__ __forceinline__ void store_rows(const Problem &p, int64_t offset, int64_t step, int rows, int64_t column, const RowTiles &o) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const bool has_first = column + g < p.V, has_second = column + g + 8 < p.V;
+  cuda::with_type(p.o.data, p.o.dtype, [&](auto *to) {
+    to += offset;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) o[i][e] *= p.scale_f32;
-  }
-  int64_t offset[4];
-  bool is_there[4];
-#pragma unroll
+    for (int row = 0; row < 4; ++row) {
+      const int at = 8 * (row / 2) + row % 2;
+      if (2 * t + at >= rows) continue;
+      if (has_first) cuda::from_float(o[row / 2][row % 2], to + at * step);
+      if (has_second) cuda::from_float(o[row / 2][row % 2 + 2], to + at * step + 8 * p.o.strides[3]);
+    }
+  });
+}
+// With sub-steps or divisors.
+__device__ __noinline__ void store_some_rows(const Problem &p, const ChunkPlace &rows, int64_t hv, int64_t h, int64_t column, const float *divisors,
+                                             const float *o) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll 1
   for (int row = 0; row < 4; ++row) {
     const int at = 8 * (row / 2) + 2 * t + row % 2;
     const TokenPlace place = place_of(p, rows.first + at);
-    is_there[row] = at < rows.rows && place.sub == p.n_sub - 1;
-    offset[row] = head_offset(p.o, rows.batch, place.token, hv);
-    if (!divisors || !is_there[row]) continue;
-    const float divisor = divisors[(rows.batch * p.T + place.token) * p.H + h];
-    o[row / 2][row % 2] /= divisor, o[row / 2][row % 2 + 2] /= divisor;
-  }
-  const int64_t first = (column + g) * p.o.strides[3], second = first + 8 * p.o.strides[3];
-  const bool has_first = column + g < p.V, has_second = column + g + 8 < p.V;
-  cuda::with_type(p.o.data, p.o.dtype, [&](auto *to) {
-#pragma unroll
-    for (int row = 0; row < 4; ++row) {
-      if (!is_there[row]) continue;
-      if (has_first) cuda::from_float(o[row / 2][row % 2], to + offset[row] + first);
-      if (has_second) cuda::from_float(o[row / 2][row % 2 + 2], to + offset[row] + second);
+    if (at >= rows.rows || place.sub != p.n_sub - 1) continue;
+    const float divisor = divisors ? divisors[(rows.batch * p.T + place.token) * p.H + h] : 1.0f;
+    const int64_t offset = head_offset(p.o, rows.batch, place.token, hv);
+#pragma unroll 1
+    for (int64_t half = 0, v = column + g; half < 2 && v < p.V; ++half, v += 8) {
+      store_at(p.o, offset + v * p.o.strides[3], o[row / 2 * 4 + row % 2 + 2 * half] / divisor);
     }
-  });
+  }
 }
 
 template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps>
@@ -170,6 +173,8 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     for_state<kTiles>(p, find_state(p, p.initial_state, n, hv), column, [&](int tile, int e, int64_t at) { S[tile][e] = load_at(p.initial_state, at); });
   }
   ChunkPlace rows = {segment.batch, begin, 0};
+  const bool stores_all = p.n_sub == 1 && !divisors;
+  int64_t o_at = kKeeps ? 0 : head_offset(p.o, segment.batch, segment.begin + 2 * t, hv) + (column + g) * p.o.strides[3];
   int64_t slot_head = first_slot * p.HV + hv;
   for (int chunk = 0, at_stage = 0; chunk < chunks; ++chunk) {
     if (stages == 2) {
@@ -182,11 +187,12 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     if (!has_columns) continue;
     const float *const stage = shared + at_stage * At::kFloats;
     if constexpr (kKeeps) {
-      float *to = kept.states + (slot_head * images.width + column + g) * kKeys + 2 * t;
+      float *to = kept.states + (slot_head * images.width + column + g) * kKeys + 4 * t;
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        *reinterpret_cast<float2 *>(to + 8 * tile) = make_float2(S[tile][0], S[tile][1]);
-        *reinterpret_cast<float2 *>(to + 8 * kKeys + 8 * tile) = make_float2(S[tile][2], S[tile][3]);
+      for (int tile = 0; tile < kTiles; tile += 2) {
+        const Sums &a = S[tile], &b = S[tile + 1];
+        *reinterpret_cast<float4 *>(to + 8 * tile) = make_float4(a[0], b[0], a[1], b[1]);
+        *reinterpret_cast<float4 *>(to + 8 * kKeys + 8 * tile) = make_float4(a[2], b[2], a[3], b[3]);
       }
     }
 
@@ -194,18 +200,20 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     RowTiles x = {}, o = {};
     if constexpr (At::kErases || !kKeeps) {
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const cuda::Tf32Rows<kParts> a = cuda::rows_of_sums<kParts>(S[tile]);
+      for (int tile = 0; tile < kTiles; tile += 2) {
+        const cuda::Tf32Rows<kParts> a = cuda::rows_of_sums<kParts>(S[tile]), b = cuda::rows_of_sums<kParts>(S[tile + 1]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int at = (8 * i + g) * At::kReads + 8 * tile + 2 * t;
+          const float *const from = stage + (8 * i + g) * At::kReads + 8 * tile + 4 * t;
           if constexpr (At::kErases) {
-            const float2 b = *reinterpret_cast<const float2 *>(stage + At::kReadsX + at);
-            cuda::multiply_parts<true>(x[i], a, b.x, b.y);
+            const float4 key = *reinterpret_cast<const float4 *>(from + At::kReadsX);
+            cuda::multiply_parts<true>(x[i], a, key.x, key.z);
+            cuda::multiply_parts<true>(x[i], b, key.y, key.w);
           }
           if constexpr (!kKeeps) {
-            const float2 b = *reinterpret_cast<const float2 *>(stage + At::kReadsQ + at);
-            cuda::multiply_parts<true>(o[i], a, b.x, b.y);
+            const float4 query = *reinterpret_cast<const float4 *>(from + At::kReadsQ);
+            cuda::multiply_parts<true>(o[i], a, query.x, query.z);
+            cuda::multiply_parts<true>(o[i], b, query.y, query.w);
           }
         }
       }
@@ -239,19 +247,26 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     }
 
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      Sums added = {};
+    for (int tile = 0; tile < kTiles; tile += 2) {
+      Sums added[2] = {};
+      const auto add = [&](const Written &rows, const float *ends) {
+        const cuda::Tf32Rows<kParts> a = cuda::first_parts<kParts>(rows);
+        const float2 k0 = *reinterpret_cast<const float2 *>(ends), k1 = *reinterpret_cast<const float2 *>(ends + At::kEnds);
+        cuda::multiply_parts<true>(added[0], a, k0.x, k1.x);
+        cuda::multiply_parts<true>(added[1], a, k0.y, k1.y);
+      };
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = (8 * i + 2 * t) * At::kEnds + 8 * tile + g;
-        cuda::multiply_parts<true>(added, cuda::first_parts<kParts>(written[i]), stage[At::kEndsK + at], stage[At::kEndsK + at + At::kEnds]);
-        if constexpr (At::kIndependent) {
-          cuda::multiply_parts<true>(added, cuda::first_parts<kParts>(along_b[i]), stage[At::kEndsB + at], stage[At::kEndsB + at + At::kEnds]);
-        }
+        const int at = (8 * i + 2 * t) * At::kEnds + 8 * tile + 2 * g;
+        add(written[i], stage + At::kEndsK + at);
+        if constexpr (At::kIndependent) add(along_b[i], stage + At::kEndsB + at);
       }
-      const float2 total = *reinterpret_cast<const float2 *>(stage + At::kTotal + 8 * tile + 2 * t);
+      const float4 total = *reinterpret_cast<const float4 *>(stage + At::kTotal + 8 * tile + 4 * t);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) S[tile][e] = fmaf(S[tile][e], e % 2 ? total.y : total.x, added[e]);
+      for (int e = 0; e < 4; ++e) {
+        S[tile][e] = fmaf(S[tile][e], e % 2 ? total.z : total.x, added[0][e]);
+        S[tile + 1][e] = fmaf(S[tile + 1][e], e % 2 ? total.w : total.y, added[1][e]);
+      }
     }
 
     if constexpr (kKeeps) {
@@ -267,7 +282,18 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
       slot_head += p.HV;
     } else {
       rows.rows = static_cast<int32_t>(segment.end * p.n_sub - rows.first < kChunkRows ? segment.end * p.n_sub - rows.first : kChunkRows);
-      store_output(p, rows, hv, block.h, column, divisors, o);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[i][e] *= p.scale_f32;
+      }
+      if (stores_all) {
+        store_rows(p, o_at, p.o.strides[1], rows.rows, column, o);
+        o_at += kChunkRows * p.o.strides[1];
+      } else {
+        const float copy[8] = {o[0][0], o[0][1], o[0][2], o[0][3], o[1][0], o[1][1], o[1][2], o[1][3]};
+        store_some_rows(p, rows, hv, block.h, column, divisors, copy);
+      }
     }
     rows.first += kChunkRows;
     at_stage = at_stage + 1 == stages ? 0 : at_stage + 1;
