@@ -2,7 +2,7 @@
 // The scan over the chunks of a sequence, in tf32: o and the final state, or for the backward the states at the chunks' starts and what
 // the rows write.
 //
-// Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each. A warp keeps S^T [16 v][K] as sums of products in
+// Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each; 2 warps where there are few heads. A warp keeps S^T [16 v][K] as sums of products in
 // registers (K / 8 tiles of 4), and every product has 16 columns of V as its rows, so that what comes out of one is the first operand
 // of the next without leaving registers; second operands are the images of the chunk, brought by cp.async to two or three stages.
 //   shared erase       X^T = S^T reads_x^T;  W^T = (V'^T - X^T) t^T;  o^T = S^T reads_q^T + W^T qk^T;  S^T = S^T total + W^T ends_k
@@ -20,12 +20,12 @@
 namespace fw::recurrence {
 namespace {
 
-constexpr int kScanWarps = 4, kScanThreads = 32 * kScanWarps, kScanColumns = 16 * kScanWarps;
-constexpr int kScorePitch = 24, kValuePitch = kScanColumns + 4;
+constexpr int kScorePitch = 24;
 
 // Where the images of a chunk lie in a stage, in floats. Pitches put the rows and columns of a warp's access into 32 banks.
-template <fw_erase kErase, int kKeys, bool kKeeps>
+template <fw_erase kErase, int kKeys, bool kKeeps, int kWarps>
 struct Stage {
+  static constexpr int kThreads = 32 * kWarps, kColumns = 16 * kWarps, kValuePitch = kColumns + 4;
   static constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
   static constexpr int kReads = kKeys + 16, kEnds = kKeys + 4;  // pitches
   static constexpr int kReadsX = 0;                            // reads_x, or solved_x
@@ -41,37 +41,41 @@ struct Stage {
 };
 
 // Of 16 rows, by all threads.
-template <int kColumns>
+template <int kThreads, int kColumns>
 __device__ __forceinline__ void copy_image(float *to, int pitch, const float *from, int from_pitch) {
-  constexpr int kQuads = kColumns / 4, kTogether = kScanThreads / kQuads;  // of a row; rows
+  constexpr int kQuads = kColumns / 4, kTogether = kThreads / kQuads;  // of a row; rows
   const int row = threadIdx.x / kQuads, column = threadIdx.x % kQuads * 4;
   to += row * pitch + column, from += row * from_pitch + column;
 #pragma unroll
   for (int i = 0; i < kChunkRows; i += kTogether) cuda::copy_quad(to + i * pitch, from + i * from_pitch);
 }
-// By 64 threads.
+// By half of the threads.
+template <int kThreads>
 __device__ __forceinline__ void copy_scores(float *to, const float *from) {
-  const int row = threadIdx.x % 64 / 4, column = threadIdx.x % 4 * 4;
-  cuda::copy_quad(to + row * kScorePitch + column, from + row * kChunkRows + column);
+  constexpr int kTogether = kThreads / 8;
+  const int row = threadIdx.x % (kThreads / 2) / 4, column = threadIdx.x % 4 * 4;
+#pragma unroll
+  for (int i = row; i < row + kChunkRows; i += kTogether) cuda::copy_quad(to + i * kScorePitch + column, from + i * kChunkRows + column);
 }
 
-template <fw_erase kErase, int kKeys, bool kKeeps>
+template <class At, int kKeys, bool kKeeps>
 __device__ __forceinline__ void copy_chunk(const ChunkImages &images, const float *record, int column, float *to) {
-  using At = Stage<kErase, kKeys, kKeeps>;
-  const bool is_first = threadIdx.x < kScanThreads / 2;
-  if constexpr (At::kErases) copy_image<kKeys>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
-  if constexpr (!kKeeps) copy_image<kKeys>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
-  copy_image<kScanColumns>(to + At::kValues, kValuePitch, record + images.values + column, images.width);
-  if (is_first) {
-    if constexpr (At::kErases) copy_scores(to + At::kSolve, record + (At::kIndependent ? images.m : images.t));
-    if constexpr (At::kIndependent && !kKeeps) copy_scores(to + At::kQb, record + images.qb);
+  constexpr int kThreads = At::kThreads;
+  if constexpr (At::kErases) {
+    copy_image<kThreads, kKeys>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
+  }
+  if constexpr (!kKeeps) copy_image<kThreads, kKeys>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
+  copy_image<kThreads, At::kColumns>(to + At::kValues, At::kValuePitch, record + images.values + column, images.width);
+  if (threadIdx.x < kThreads / 2) {
+    if constexpr (At::kErases) copy_scores<kThreads>(to + At::kSolve, record + (At::kIndependent ? images.m : images.t));
+    if constexpr (At::kIndependent && !kKeeps) copy_scores<kThreads>(to + At::kQb, record + images.qb);
   } else {
-    if constexpr (!kKeeps) copy_scores(to + At::kQk, record + images.qk);
-    const int quad = threadIdx.x - kScanThreads / 2;
+    if constexpr (!kKeeps) copy_scores<kThreads>(to + At::kQk, record + images.qk);
+    const int quad = threadIdx.x - kThreads / 2;
     if (quad < kKeys / 4) cuda::copy_quad(to + At::kTotal + 4 * quad, record + images.total + 4 * quad);
   }
-  copy_image<kKeys>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
-  if constexpr (At::kIndependent) copy_image<kKeys>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
+  copy_image<kThreads, kKeys>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
+  if constexpr (At::kIndependent) copy_image<kThreads, kKeys>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
 }
 
 // Two tiles of a state share 16 channels, so that a thread reads its four of an image together: thread (g, t) has channels 4t and
@@ -141,15 +145,15 @@ __device__ __noinline__ void store_some_rows(const Problem &p, const ChunkPlace 
   }
 }
 
-template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps>
-__global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Problem p, const __grid_constant__ ChunkImages images,
+template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Problem p, const __grid_constant__ ChunkImages images,
                                                      const float *divisors, const __grid_constant__ ChunkStates kept, int stages) {
-  using At = Stage<kErase, kKeys, kKeeps>;
+  using At = Stage<kErase, kKeys, kKeeps, kWarps>;
   constexpr int kTiles = kKeys / 8;
   float *const shared = cuda::dynamic_shared<float>();
-  const BlockPlace block = place_of_block(p, images.width / kScanColumns, blockIdx.x);
+  const BlockPlace block = place_of_block(p, images.width / At::kColumns, blockIdx.x);
   const int64_t hv = block.hv, n = block.n;
-  const int first_column = block.panel * kScanColumns, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int first_column = block.panel * At::kColumns, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int in_block = threadIdx.x / 32 * 16, column = first_column + in_block;
   const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
   const int64_t begin = segment.begin * p.n_sub, first_slot = slot_at(p, n, begin, kChunkRows);
@@ -159,7 +163,7 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
   const float *next_record = record_at(p, images, first_slot, hv);
   int to_copy = 0, to_stage = 0;
   const auto copy_next = [&] {
-    if (to_copy < chunks) copy_chunk<kErase, kKeys, kKeeps>(images, next_record, first_column, shared + to_stage * At::kFloats);
+    if (to_copy < chunks) copy_chunk<At, kKeys, kKeeps>(images, next_record, first_column, shared + to_stage * At::kFloats);
     cuda::copy_commit();
     next_record += p.HV * images.record;
     ++to_copy, to_stage = to_stage + 1 == stages ? 0 : to_stage + 1;
@@ -201,19 +205,19 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     if constexpr (At::kErases || !kKeeps) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; tile += 2) {
-        const cuda::Tf32Rows<kParts> a = cuda::rows_of_sums<kParts>(S[tile]), b = cuda::rows_of_sums<kParts>(S[tile + 1]);
+        const auto a = cuda::rows_of_pair<kParts, 0>(S[tile], S[tile + 1]), b = cuda::rows_of_pair<kParts, 1>(S[tile], S[tile + 1]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float *const from = stage + (8 * i + g) * At::kReads + 8 * tile + 4 * t;
           if constexpr (At::kErases) {
             const float4 key = *reinterpret_cast<const float4 *>(from + At::kReadsX);
-            cuda::multiply_parts<true>(x[i], a, key.x, key.z);
-            cuda::multiply_parts<true>(x[i], b, key.y, key.w);
+            cuda::multiply_parts<true>(x[i], a, key.x, key.y);
+            cuda::multiply_parts<true>(x[i], b, key.z, key.w);
           }
           if constexpr (!kKeeps) {
             const float4 query = *reinterpret_cast<const float4 *>(from + At::kReadsQ);
-            cuda::multiply_parts<true>(o[i], a, query.x, query.z);
-            cuda::multiply_parts<true>(o[i], b, query.y, query.w);
+            cuda::multiply_parts<true>(o[i], a, query.x, query.y);
+            cuda::multiply_parts<true>(o[i], b, query.z, query.w);
           }
         }
       }
@@ -225,7 +229,7 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        u[i][e] = stage[At::kValues + (8 * i + 2 * t + e % 2) * kValuePitch + in_block + g + e / 2 * 8];
+        u[i][e] = stage[At::kValues + (8 * i + 2 * t + e % 2) * At::kValuePitch + in_block + g + e / 2 * 8];
         if constexpr (kIsShared<kErase>) u[i][e] -= x[i][e];
       }
     }
@@ -304,13 +308,22 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
   }
 }
 
+template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps, int kWarps>
+void launch_warps(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
+  using At = Stage<kErase, kKeys, kKeeps, kWarps>;
+  const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * (images.width / At::kColumns));
+  const int stages = 3 * 4 * At::kFloats <= cuda::shared_memory_limit() ? 3 : 2;
+  cuda::launch({blocks, At::kThreads, 4 * stages * At::kFloats, static_cast<cudaStream_t>(p.stream)},
+               scan<kErase, kKeys, kParts, kScoreParts, kKeeps, kWarps>, p, images, divisors, kept, stages);
+}
+// Four warps share the images of a chunk, unless that would leave half of the device without work.
 template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps>
 void launch_as(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
-  constexpr int kFloats = Stage<kErase, kKeys, kKeeps>::kFloats;
-  const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * (images.width / kScanColumns));
-  const int stages = 3 * 4 * kFloats <= cuda::shared_memory_limit() ? 3 : 2;
-  cuda::launch({blocks, kScanThreads, 4 * stages * kFloats, static_cast<cudaStream_t>(p.stream)}, scan<kErase, kKeys, kParts, kScoreParts, kKeeps>,
-               p, images, divisors, kept, stages);
+  if (2 * p.N * p.HV * (images.width / 64) <= cuda::multiprocessor_count()) {
+    launch_warps<kErase, kKeys, kParts, kScoreParts, kKeeps, 2>(p, images, divisors, kept);
+  } else {
+    launch_warps<kErase, kKeys, kParts, kScoreParts, kKeeps, 4>(p, images, divisors, kept);
+  }
 }
 template <fw_erase kErase, int kKeys>
 void launch_keys(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
