@@ -40,43 +40,69 @@ struct Stage {
   static constexpr int kFloats = kValues + kChunkRows * kValuePitch;
 };
 
-// Of 16 rows, by all threads.
-template <int kThreads, int kColumns>
-__device__ __forceinline__ void copy_image(float *to, int pitch, const float *from, int from_pitch) {
-  constexpr int kQuads = kColumns / 4, kTogether = kThreads / kQuads;  // of a row; rows
-  const int row = threadIdx.x / kQuads, column = threadIdx.x % kQuads * 4;
-  to += row * pitch + column, from += row * from_pitch + column;
-#pragma unroll
-  for (int i = 0; i < kChunkRows; i += kTogether) cuda::copy_quad(to + i * pitch, from + i * from_pitch);
-}
-// By half of the threads.
-template <int kThreads>
-__device__ __forceinline__ void copy_scores(float *to, const float *from) {
-  constexpr int kTogether = kThreads / 8;
-  const int row = threadIdx.x % (kThreads / 2) / 4, column = threadIdx.x % 4 * 4;
-#pragma unroll
-  for (int i = row; i < row + kChunkRows; i += kTogether) cuda::copy_quad(to + i * kScorePitch + column, from + i * kChunkRows + column);
-}
+// Where they lie in a record.
+template <fw_erase kErase, int kKeys>
+struct Record {
+  static constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
+  static constexpr int kKeysImage = kChunkRows * kKeys;
+  static constexpr int kReadsQ = 0, kEndsK = kKeysImage, kReadsX = 2 * kKeysImage;
+  static constexpr int kEndsB = kReadsX + kErases * kKeysImage, kTotal = kEndsB + kIndependent * kKeysImage;
+  static constexpr int kQk = kTotal + kKeys, kSolve = kQk + kChunkScores, kQb = kSolve + kErases * kChunkScores;
+  static constexpr int kValues = kQb + kIndependent * kChunkScores;
+};
 
-template <class At, int kKeys, bool kKeeps>
-__device__ __forceinline__ void copy_chunk(const ChunkImages &images, const float *record, int column, float *to) {
-  constexpr int kThreads = At::kThreads;
-  if constexpr (At::kErases) {
-    copy_image<kThreads, kKeys>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
+// The copies of a thread: of images of keys, of its scores or totals, and of values.
+template <fw_erase kErase, int kKeys, bool kKeeps, int kWarps>
+struct Copies {
+  using At = Stage<kErase, kKeys, kKeeps, kWarps>;
+  using From = Record<kErase, kKeys>;
+  static constexpr int kThreads = At::kThreads, kHalf = kThreads / 2;
+  static constexpr int kKeyQuads = kKeys / 4, kKeyRows = kThreads / kKeyQuads;               // of a row; rows at a time
+  static constexpr int kValueQuads = At::kColumns / 4, kValueRows = kThreads / kValueQuads;  // the same of values
+  static constexpr int kScoreRows = kHalf / 4;
+
+  const float *keys, *scores, *total, *values;
+  int64_t step;  // to the next chunk's
+  int reads_to, ends_to, scores_to, values_to, width;
+
+  __device__ __forceinline__ Copies(const Problem &p, const ChunkImages &images, const float *record, int column) {
+    const int thread = threadIdx.x, key_row = thread / kKeyQuads, key_column = thread % kKeyQuads * 4;
+    const int half = thread % kHalf, score_row = half / 4, score_column = half % 4 * 4;
+    const int value_row = thread / kValueQuads, value_column = thread % kValueQuads * 4;
+    keys = record + key_row * kKeys + key_column;
+    scores = record + score_row * kChunkRows + score_column;
+    total = record + From::kTotal + 4 * half;
+    values = record + From::kValues + value_row * images.width + column + value_column;
+    step = p.HV * images.record, width = images.width;
+    reads_to = key_row * At::kReads + key_column, ends_to = key_row * At::kEnds + key_column;
+    scores_to = score_row * kScorePitch + score_column, values_to = value_row * At::kValuePitch + value_column;
   }
-  if constexpr (!kKeeps) copy_image<kThreads, kKeys>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
-  copy_image<kThreads, At::kColumns>(to + At::kValues, At::kValuePitch, record + images.values + column, images.width);
-  if (threadIdx.x < kThreads / 2) {
-    if constexpr (At::kErases) copy_scores<kThreads>(to + At::kSolve, record + (At::kIndependent ? images.m : images.t));
-    if constexpr (At::kIndependent && !kKeeps) copy_scores<kThreads>(to + At::kQb, record + images.qb);
-  } else {
-    if constexpr (!kKeeps) copy_scores<kThreads>(to + At::kQk, record + images.qk);
-    const int quad = threadIdx.x - kThreads / 2;
-    if (quad < kKeys / 4) cuda::copy_quad(to + At::kTotal + 4 * quad, record + images.total + 4 * quad);
+  __device__ __forceinline__ void copy_scores(float *stage, const float *from) const {
+#pragma unroll
+    for (int i = 0; i < kChunkRows; i += kScoreRows) cuda::copy_quad(stage + i * kScorePitch, from + i * kChunkRows);
   }
-  copy_image<kThreads, kKeys>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
-  if constexpr (At::kIndependent) copy_image<kThreads, kKeys>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
-}
+  // The next chunk, to `stage`.
+  __device__ __forceinline__ void copy(float *stage) {
+    float *const reads = stage + reads_to, *const ends = stage + ends_to;
+#pragma unroll
+    for (int i = 0; i < kChunkRows; i += kKeyRows) {
+      if constexpr (At::kErases) cuda::copy_quad(reads + At::kReadsX + i * At::kReads, keys + From::kReadsX + i * kKeys);
+      if constexpr (!kKeeps) cuda::copy_quad(reads + At::kReadsQ + i * At::kReads, keys + From::kReadsQ + i * kKeys);
+      cuda::copy_quad(ends + At::kEndsK + i * At::kEnds, keys + From::kEndsK + i * kKeys);
+      if constexpr (At::kIndependent) cuda::copy_quad(ends + At::kEndsB + i * At::kEnds, keys + From::kEndsB + i * kKeys);
+    }
+#pragma unroll
+    for (int i = 0; i < kChunkRows; i += kValueRows) cuda::copy_quad(stage + At::kValues + values_to + i * At::kValuePitch, values + i * width);
+    if (threadIdx.x < kHalf) {
+      if constexpr (At::kErases) copy_scores(stage + At::kSolve + scores_to, scores + From::kSolve);
+      if constexpr (At::kIndependent && !kKeeps) copy_scores(stage + At::kQb + scores_to, scores + From::kQb);
+    } else {
+      if constexpr (!kKeeps) copy_scores(stage + At::kQk + scores_to, scores + From::kQk);
+      if (threadIdx.x % kHalf < kKeyQuads) cuda::copy_quad(stage + At::kTotal + 4 * (threadIdx.x % kHalf), total);
+    }
+    keys += step, scores += step, total += step, values += step;
+  }
+};
 
 // Two tiles of a state share 16 channels, so that a thread reads its four of an image together: thread (g, t) has channels 4t and
 // 4t + 2 of the first tile's, 4t + 1 and 4t + 3 of the second's, of columns g and g + 8.
@@ -111,19 +137,23 @@ __device__ __forceinline__ void multiply_scores(RowTiles &sums, const cuda::Tf32
   }
 }
 
-// o of a chunk's rows. Thread (g, t): rows 2t, 2t + 1, 2t + 8, 2t + 9, columns g and g + 8 from `column` on. offset: of row 2t, column g;
-// rows: of the chunk; step: elements to the next row.
-__device__ __forceinline__ void store_rows(const Problem &p, int64_t offset, int64_t step, int rows, int64_t column, const RowTiles &o) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const bool has_first = column + g < p.V, has_second = column + g + 8 < p.V;
-  cuda::with_type(p.o.data, p.o.dtype, [&](auto *to) {
-    to += offset;
+// o of a chunk's rows. Thread (g, t): rows 2t, 2t + 1, 2t + 8, 2t + 9, columns g and g + 8 of those of its warp.
+struct OutputPlace {
+  int64_t at, row, half;  // of row 2t, column g; to the next row; to column g + 8
+  int columns;            // from column g on
+};
+__device__ __forceinline__ void store_rows(const fw_tensor &t, const OutputPlace &place, int rows, const RowTiles &o) {
+  const int first = threadIdx.x % 4 * 2;
+  cuda::with_type(t.data, t.dtype, [&](auto *to) {
+    to += place.at;
 #pragma unroll
-    for (int row = 0; row < 4; ++row) {
-      const int at = 8 * (row / 2) + row % 2;
-      if (2 * t + at >= rows) continue;
-      if (has_first) cuda::from_float(o[row / 2][row % 2], to + at * step);
-      if (has_second) cuda::from_float(o[row / 2][row % 2 + 2], to + at * step + 8 * p.o.strides[3]);
+    for (int i = 0; i < 2; ++i, to += 8 * place.row) {
+      auto *const next = to + place.row;
+      const bool has_row = first + 8 * i < rows && place.columns > 0, has_next = first + 8 * i + 1 < rows && place.columns > 0;
+      if (has_row) cuda::from_float(o[i][0], to);
+      if (has_next) cuda::from_float(o[i][1], next);
+      if (has_row && place.columns > 8) cuda::from_float(o[i][2], to + place.half);
+      if (has_next && place.columns > 8) cuda::from_float(o[i][3], next + place.half);
     }
   });
 }
@@ -160,12 +190,11 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
   const int chunks = static_cast<int>(((segment.end - segment.begin) * p.n_sub + kChunkRows - 1) / kChunkRows);
   const bool has_columns = column < p.V;
 
-  const float *next_record = record_at(p, images, first_slot, hv);
+  Copies<kErase, kKeys, kKeeps, kWarps> copies(p, images, record_at(p, images, first_slot, hv), first_column);
   int to_copy = 0, to_stage = 0;
   const auto copy_next = [&] {
-    if (to_copy < chunks) copy_chunk<At, kKeys, kKeeps>(images, next_record, first_column, shared + to_stage * At::kFloats);
+    if (to_copy < chunks) copies.copy(shared + to_stage * At::kFloats);
     cuda::copy_commit();
-    next_record += p.HV * images.record;
     ++to_copy, to_stage = to_stage + 1 == stages ? 0 : to_stage + 1;
   };
   for (int i = 0; i < stages - 1; ++i) copy_next();
@@ -178,7 +207,12 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
   }
   ChunkPlace rows = {segment.batch, begin, 0};
   const bool stores_all = p.n_sub == 1 && !divisors;
-  int64_t o_at = kKeeps ? 0 : head_offset(p.o, segment.batch, segment.begin + 2 * t, hv) + (column + g) * p.o.strides[3];
+  OutputPlace output = {};
+  if constexpr (!kKeeps) {
+    output = {head_offset(p.o, segment.batch, segment.begin + 2 * t, hv) + (column + g) * p.o.strides[3], p.o.strides[1], 8 * p.o.strides[3],
+              static_cast<int>(p.V) - column - g};
+  }
+  const int64_t end = segment.end * p.n_sub;
   int64_t slot_head = first_slot * p.HV + hv;
   for (int chunk = 0, at_stage = 0; chunk < chunks; ++chunk) {
     if (stages == 2) {
@@ -285,15 +319,15 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
       }
       slot_head += p.HV;
     } else {
-      rows.rows = static_cast<int32_t>(segment.end * p.n_sub - rows.first < kChunkRows ? segment.end * p.n_sub - rows.first : kChunkRows);
+      rows.rows = static_cast<int32_t>(end - rows.first < kChunkRows ? end - rows.first : kChunkRows);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[i][e] *= p.scale_f32;
       }
       if (stores_all) {
-        store_rows(p, o_at, p.o.strides[1], rows.rows, column, o);
-        o_at += kChunkRows * p.o.strides[1];
+        store_rows(p.o, output, rows.rows, o);
+        output.at += kChunkRows * output.row;
       } else {
         const float copy[8] = {o[0][0], o[0][1], o[0][2], o[0][3], o[1][0], o[1][1], o[1][2], o[1][3]};
         store_some_rows(p, rows, hv, block.h, column, divisors, copy);
