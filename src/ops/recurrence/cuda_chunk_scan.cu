@@ -2,7 +2,7 @@
 // The scan over the chunks of a sequence, in tf32: o and the final state, or for the backward the states at the chunks' starts and what
 // the rows write.
 //
-// Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each; 2 warps where there are few heads. A warp keeps S^T [16 v][K] as sums of products in
+// Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each; 2 warps where there are few heads or columns. A warp keeps S^T [16 v][K] as sums of products in
 // registers (K / 8 tiles of 4), and every product has 16 columns of V as its rows, so that what comes out of one is the first operand
 // of the next without leaving registers; second operands are the images of the chunk, brought by cp.async to two or three stages.
 //   shared erase       X^T = S^T reads_x^T;  W^T = (V'^T - X^T) t^T;  o^T = S^T reads_q^T + W^T qk^T;  S^T = S^T total + W^T ends_k
@@ -26,6 +26,7 @@ constexpr int kScorePitch = 24;
 template <fw_erase kErase, int kKeys, bool kKeeps, int kWarps>
 struct Stage {
   static constexpr int kThreads = 32 * kWarps, kColumns = 16 * kWarps, kValuePitch = kColumns + 4;
+  FW_HOST_DEVICE static int32_t panels(const Problem &p) { return (static_cast<int32_t>(p.V) + kColumns - 1) / kColumns; }
   static constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
   static constexpr int kReads = kKeys + 16, kEnds = kKeys + 4;  // pitches
   static constexpr int kReadsX = 0;                            // reads_x, or solved_x
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
   using At = Stage<kErase, kKeys, kKeeps, kWarps>;
   constexpr int kTiles = kKeys / 8;
   float *const shared = cuda::dynamic_shared<float>();
-  const BlockPlace block = place_of_block(p, images.width / At::kColumns, blockIdx.x);
+  const BlockPlace block = place_of_block(p, At::panels(p), blockIdx.x);
   const int64_t hv = block.hv, n = block.n;
   const int first_column = block.panel * At::kColumns, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int in_block = threadIdx.x / 32 * 16, column = first_column + in_block;
@@ -345,15 +346,15 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
 template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps, int kWarps>
 void launch_warps(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
   using At = Stage<kErase, kKeys, kKeeps, kWarps>;
-  const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * (images.width / At::kColumns));
+  const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * At::panels(p));
   const int stages = 3 * 4 * At::kFloats <= cuda::shared_memory_limit() ? 3 : 2;
   cuda::launch({blocks, At::kThreads, 4 * stages * At::kFloats, static_cast<cudaStream_t>(p.stream)},
                scan<kErase, kKeys, kParts, kScoreParts, kKeeps, kWarps>, p, images, divisors, kept, stages);
 }
-// Four warps share the images of a chunk, unless that would leave half of the device without work.
+// Four warps share the images of a chunk, unless two have all columns, or four would leave half of the device without work.
 template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps>
 void launch_as(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
-  if (2 * p.N * p.HV * (images.width / 64) <= cuda::multiprocessor_count()) {
+  if (p.V <= 32 || 2 * p.N * p.HV * Stage<kErase, kKeys, kKeeps, 4>::panels(p) <= cuda::multiprocessor_count()) {
     launch_warps<kErase, kKeys, kParts, kScoreParts, kKeeps, 2>(p, images, divisors, kept);
   } else {
     launch_warps<kErase, kKeys, kParts, kScoreParts, kKeeps, 4>(p, images, divisors, kept);
