@@ -36,12 +36,32 @@ struct Tf32Rows {
   }
 };
 
+template <int kParts, int kAll>
+__device__ __forceinline__ Tf32Rows<kParts> first_parts(const Tf32Rows<kAll> &all) {
+  Tf32Rows<kParts> a;
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a.part[p][i] = all.part[p][i];
+  }
+  return a;
+}
+
 // From sums of a product with eight columns, which are the summed index of the next: column t of the operand is column 2t of the sums,
 // column t + 4 is 2t + 1. The second operand is then b0 = (2t, g), b1 = (2t + 1, g).
 template <int kParts>
 __device__ __forceinline__ Tf32Rows<kParts> rows_of_sums(const float (&sums)[4]) {
   Tf32Rows<kParts> a;
   a.set(0, sums[0]), a.set(1, sums[2]), a.set(2, sums[1]), a.set(3, sums[3]);
+  return a;
+}
+
+// From the sums of two products whose columns interleave, c of the first being 2c and c of the second 2c + 1: kHalf 0 has 4t in
+// column t and 4t + 1 in column t + 4, 1 has 4t + 2 and 4t + 3, so that a thread's part of both second operands is four neighbours.
+template <int kParts, int kHalf>
+__device__ __forceinline__ Tf32Rows<kParts> rows_of_pair(const float (&even)[4], const float (&odd)[4]) {
+  Tf32Rows<kParts> a;
+  a.set(0, even[kHalf]), a.set(1, even[2 + kHalf]), a.set(2, odd[kHalf]), a.set(3, odd[2 + kHalf]);
   return a;
 }
 

@@ -17,11 +17,11 @@ FW_HOST_DEVICE static inline int64_t chunk_slot_at(const Problem &p, int64_t n, 
 static inline int64_t chunk_slots(const Problem &p) { return slots_of(p, kChunkRows); }
 
 // Where the images of a (slot, value head) lie: one record, offsets in floats; -1: not there. Rows past the end of a sequence are 0,
-// as are channels past K and columns past V. Shared erase: t = (I + xk)^-1. Independent: t = (I - xb)^-1. Where operands have one tf32
-// part, all but total and values are rounded to it.
+// as are channels past K and columns past V. What the scan reads comes first, in the order of its Record. Shared erase: t = (I + xk)^-1. Independent: t = (I - xb)^-1.
 struct ChunkImages {
   float *data;            // [slot][HV][record]
   int32_t record;         // a multiple of 4
+  bool rounds_keys, rounds_scores;  // images of keys, of scores hold tf32; total and values are as they are
   int32_t keys, width;    // K and V padded to 64 or 128
   int32_t reads_q, ends_k;// [16][keys]: run_i q_i; D_{i+1:16} k_i
   int32_t reads_x;        // [16][keys]: run_i x_i (before the decay: run_{i-1} x_i). Independent: of the backward only
@@ -41,7 +41,7 @@ struct ChunkStates {
   float *u, *z;   // [slot][HV][16][width]: what a row writes along k, along b (independent; else absent)
 };
 
-// 1 or 2: tf32 parts of an operand.
+// 1 or 2: tf32 parts of the operands of products inside a chunk, and of all products of a backward.
 int32_t chunk_parts(const Problem &p);
 
 void launch_chunk_prep(const Problem &p, const ChunkImages &images);

@@ -11,15 +11,16 @@
 namespace fw::recurrence {
 
 // States of linear_attn hold to fp32, so what the norm made of k counts in full; k as it is stored has no more than 11 bits.
-int32_t chunk_parts(const Problem &p) {
-  const bool is_exact = p.gate == FW_GATE_NONE && p.erase == FW_ERASE_NONE && p.has_l2norm;
-  return p.q.dtype == FW_F16 || is_exact ? 2 : 1;
-}
+static bool is_exact(const Problem &p) { return p.gate == FW_GATE_NONE && p.erase == FW_ERASE_NONE && p.has_l2norm; }
+
+int32_t chunk_parts(const Problem &p) { return p.q.dtype == FW_F16 || is_exact(p) ? 2 : 1; }
 
 ChunkImages plan_chunk_images(const Problem &p, float *data, bool is_backward) {
-  const bool is_independent = p.erase == FW_ERASE_INDEPENDENT, is_shared = p.erase != FW_ERASE_NONE && !is_independent;
+  const bool is_independent = p.erase == FW_ERASE_INDEPENDENT;
   ChunkImages images = {};
   images.data = data;
+  images.rounds_scores = chunk_parts(p) == 1;
+  images.rounds_keys = images.rounds_scores || (!is_backward && !is_exact(p));  // tf32 has as many bits as fp16
   images.keys = p.K <= 64 ? 64 : 128, images.width = p.V <= 64 ? 64 : 128;
   const auto take = [&](bool is_there, int32_t floats) {
     const int32_t at = images.record;
@@ -28,13 +29,18 @@ ChunkImages plan_chunk_images(const Problem &p, float *data, bool is_backward) {
   };
   const int32_t keys = kChunkRows * images.keys;
   images.reads_q = take(true, keys), images.ends_k = take(true, keys);
-  images.reads_x = take(is_shared || (is_independent && is_backward), keys);
-  images.solved_x = take(is_independent, keys), images.ends_b = take(is_independent, keys);
+  const int32_t erase = take(p.erase != FW_ERASE_NONE, keys);
+  images.ends_b = take(is_independent, keys);
   images.total = take(true, images.keys);
-  images.qk = take(true, kChunkScores), images.qb = take(is_independent, kChunkScores);
-  images.t = take(is_shared || (is_independent && is_backward), kChunkScores);
-  images.m = take(is_independent, kChunkScores), images.xk = take(is_independent && is_backward, kChunkScores);
+  images.qk = take(true, kChunkScores);
+  const int32_t solve = take(p.erase != FW_ERASE_NONE, kChunkScores);
+  images.qb = take(is_independent, kChunkScores);
   images.values = take(true, kChunkRows * images.width);
+  const bool has_more = is_independent && is_backward;
+  images.solved_x = is_independent ? erase : -1, images.m = is_independent ? solve : -1;
+  images.reads_x = is_independent ? take(has_more, keys) : erase;
+  images.t = is_independent ? take(has_more, kChunkScores) : solve;
+  images.xk = take(has_more, kChunkScores);
   return images;
 }
 

@@ -81,9 +81,10 @@ struct Prep {
   float *record;
   ChunkPlace place;
   int64_t hv, h;
-  bool is_dense, rounds;
+  bool is_dense;
 
-  __device__ __forceinline__ float stored(float x) const { return rounds ? __uint_as_float(cuda::to_tf32(x)) : x; }
+  static __device__ __forceinline__ float stored(float x, bool rounds) { return rounds ? __uint_as_float(cuda::to_tf32(x)) : x; }
+  __device__ __forceinline__ float stored(float x) const { return stored(x, images.rounds_keys); }
   __device__ __forceinline__ void store_stored(float *to, const Quad &x) const {
     *reinterpret_cast<float4 *>(to) = make_float4(stored(x.x[0]), stored(x.x[1]), stored(x.x[2]), stored(x.x[3]));
   }
@@ -316,7 +317,7 @@ struct Prep {
   }
 
   // A column of (I + sign L)^-1 x to the image at `to`; L strictly lower, [j][i].
-  __device__ __forceinline__ void solve(const float *lower, float sign, float (&x)[kChunkRows], float *to, int pitch) const {
+  __device__ __forceinline__ void solve(const float *lower, float sign, float (&x)[kChunkRows], float *to, int pitch, bool rounds) const {
 #pragma unroll
     for (int j = 0; j < kLast; ++j) {
       const float known = -sign * x[j];
@@ -331,13 +332,13 @@ struct Prep {
       }
     }
 #pragma unroll
-    for (int i = 0; i < kChunkRows; ++i) to[i * pitch] = stored(x[i]);
+    for (int i = 0; i < kChunkRows; ++i) to[i * pitch] = stored(x[i], rounds);
   }
   __device__ __forceinline__ void solve_scores(const float *lower, float sign, int32_t image, int column, const float *from) const {
     float x[kChunkRows];
 #pragma unroll
     for (int i = 0; i < kChunkRows; ++i) x[i] = from ? from[column * kChunkRows + i] : i == column ? 1.0f : 0.0f;
-    solve(lower, sign, x, record + image + column, kChunkRows);
+    solve(lower, sign, x, record + image + column, kChunkRows, images.rounds_scores);
   }
 
   __device__ __forceinline__ void run() const {
@@ -350,7 +351,7 @@ struct Prep {
     if (thread < kKeys) read(thread, x);
     __syncthreads();  // the scores are there
     if constexpr (kIndependent) {
-      if (thread < kKeys) solve(s.xb, -1.0f, x, record + images.solved_x + thread, kKeys);
+      if (thread < kKeys) solve(s.xb, -1.0f, x, record + images.solved_x + thread, kKeys, images.rounds_keys);
       if (thread < kChunkRows) {
         solve_scores(s.xb, -1.0f, images.m, thread, s.xk);
       } else if (thread < 2 * kChunkRows && images.t >= 0) {
@@ -360,10 +361,10 @@ struct Prep {
       if (thread < kChunkRows) solve_scores(s.xk, 1.0f, images.t, thread, nullptr);
     }
     for (int at = kPrepThreads - 1 - thread; at < kChunkScores; at += kPrepThreads) {  // the last warps first: they have not solved
-      record[images.qk + at] = stored(s.qk[at]);
+      record[images.qk + at] = stored(s.qk[at], images.rounds_scores);
       if constexpr (kIndependent) {
-        record[images.qb + at] = stored(s.qb[at]);
-        if (images.xk >= 0) record[images.xk + at] = stored(s.xk[at % kChunkRows * kChunkRows + at / kChunkRows]);
+        record[images.qb + at] = stored(s.qb[at], images.rounds_scores);
+        if (images.xk >= 0) record[images.xk + at] = stored(s.xk[at % kChunkRows * kChunkRows + at / kChunkRows], images.rounds_scores);
       }
     }
   }
@@ -371,13 +372,13 @@ struct Prep {
 
 template <fw_gate kGate, fw_erase kErase, int kKeys>
 __global__ void __launch_bounds__(kPrepThreads, 5) prep(const __grid_constant__ Problem p, const __grid_constant__ ChunkImages images,
-                                                        bool is_dense, bool rounds) {
+                                                        bool is_dense) {
   const uint32_t heads = static_cast<uint32_t>(p.HV), slot = blockIdx.x / heads, hv = blockIdx.x - slot * heads;
   const ChunkPlace place = find_chunk(p, slot);
   if (place.rows <= 0) return;
   auto &shared = *cuda::dynamic_shared<PrepShared<kGate, kErase, kKeys>>();
   const int64_t h = hv / (heads / static_cast<uint32_t>(p.H));
-  Prep<kGate, kErase, kKeys>{p, images, shared, record_at(p, images, slot, hv), place, hv, h, is_dense, rounds}.run();
+  Prep<kGate, kErase, kKeys>{p, images, shared, record_at(p, images, slot, hv), place, hv, h, is_dense}.run();
 }
 
 struct Launch {
@@ -385,7 +386,7 @@ struct Launch {
   static void run(const Problem &p, const ChunkImages &images, bool is_dense) {
     const auto start = [&](auto kernel, int64_t bytes) {
       cuda::launch({static_cast<uint32_t>(chunk_slots(p) * p.HV), kPrepThreads, bytes, static_cast<cudaStream_t>(p.stream)}, kernel, p, images,
-                   is_dense, chunk_parts(p) == 1);
+                   is_dense);
     };
     if (images.keys == 64) {
       start(prep<kGate, kErase, 64>, sizeof(PrepShared<kGate, kErase, 64>));
