@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operands of the sm_90a forward that are made inside: the log gate and beta from logits, the lengths of rows of q, k and p.
+// Operands of the sm_90a kernels that are made inside: the log gate and beta from logits, the lengths of rows of q, k and p.
 #pragma once
 #include "cuda/activation.cuh"
 #include "ops/recurrence/problem.hpp"
@@ -8,11 +8,20 @@
 
 namespace fw::sm90 {
 
+__device__ __forceinline__ cuda::GateSettings gate_settings(const Sm90Activations &act) {
+  return {act.gate_kind, act.normalizer, act.lower_bound};
+}
+__device__ __forceinline__ cuda::GateSettings beta_settings(const Sm90Activations &act) {
+  return {act.beta_kind == FW_BETA_INPUT_SIGMOID ? FW_GATE_KIND_BETA : FW_GATE_KIND_BETA_TWICE, 0, 0};
+}
+__device__ __forceinline__ float dt_bias_of(const Sm90Activations &act, int hv, int key) {
+  return act.dt_bias ? act.dt_bias[hv * act.dt_bias_head + key * act.dt_bias_key] : 0.0f;
+}
+__device__ __forceinline__ float a_log_of(const Sm90Activations &act, int hv) { return act.a_log ? act.a_log[hv * act.a_log_head] : 0.0f; }
+
 // Log gate of the logit x of head hv, of key `key` for a vector gate.
 __device__ __forceinline__ float activated_gate(const Sm90Activations &act, float x, int hv, int key) {
-  const float a_log = act.a_log ? act.a_log[hv * act.a_log_head] : 0.0f;
-  const float dt_bias = act.dt_bias ? act.dt_bias[hv * act.dt_bias_head + key * act.dt_bias_key] : 0.0f;
-  return cuda::activate_gate<float>({act.gate_kind, act.normalizer, act.lower_bound}, x, a_log, dt_bias);
+  return cuda::activate_gate<float>(gate_settings(act), x, a_log_of(act, hv), dt_bias_of(act, hv, key));
 }
 
 // Scalar log gate of a token; without g that of retention or lightning, or 0.
@@ -26,11 +35,9 @@ __device__ __forceinline__ double load_gate(const PrepArguments &in, int64_t at,
 // 1 without beta.
 __device__ __forceinline__ float load_beta(const PrepArguments &in, int64_t at) {
   if (!in.beta) return 1.0f;
-  const float x = load_real(in.beta, in.beta_type, at);
-  if (in.for_backward && fabsf(x) < kLeastBeta) return copysignf(kLeastBeta, x);
-  if (in.activations.beta_kind == FW_BETA_INPUT_PLAIN) return x;
-  const int32_t kind = in.activations.beta_kind == FW_BETA_INPUT_SIGMOID ? FW_GATE_KIND_BETA : FW_GATE_KIND_BETA_TWICE;
-  return cuda::activate_gate<float>({kind, 0, 0}, x, 0, 0);
+  float beta = load_real(in.beta, in.beta_type, at);
+  if (in.activations.beta_kind != FW_BETA_INPUT_PLAIN) beta = cuda::activate_gate<float>(beta_settings(in.activations), beta, 0, 0);
+  return in.for_backward && fabsf(beta) < kLeastBeta ? copysignf(kLeastBeta, beta) : beta;
 }
 
 // store(row, 1 / length), eps 1e-6 inside the root, of the rows of a chunk of one head; 128 threads, eight rows at a time,
