@@ -73,19 +73,19 @@ struct GateGradient {
 // For the incoming gradient dy; a dy of 0 gives 0, also where g is -inf. rate: exp(a_log).
 template <class Real>
 __device__ inline GateGradient activate_gate_gradient_at(const GateSettings &s, float x, Real rate, float dt_bias, float dy) {
-  if (dy == 0) return {0, 0};
   const Real u = static_cast<Real>(x) + static_cast<Real>(dt_bias);
-  if (s.kind == FW_GATE_KIND_SOFTPLUS) {
-    return {static_cast<float>(-rate * sigmoid(u) * dy), static_cast<float>(-rate * softplus(u) * dy)};
-  }
-  if (s.kind == FW_GATE_KIND_LOG_SIGMOID) return {static_cast<float>(quotient(sigmoid(-u), static_cast<Real>(s.normalizer)) * dy), 0};
+  const auto gradient = [dy](Real dx, Real da_log) {
+    return GateGradient{dy == 0 ? 0 : static_cast<float>(dx), dy == 0 ? 0 : static_cast<float>(da_log)};
+  };
+  if (s.kind == FW_GATE_KIND_SOFTPLUS) return gradient(-rate * sigmoid(u) * dy, -rate * softplus(u) * dy);
+  if (s.kind == FW_GATE_KIND_LOG_SIGMOID) return gradient(quotient(sigmoid(-u), static_cast<Real>(s.normalizer)) * dy, 0);
   const Real z = s.kind == FW_GATE_KIND_BOUNDED ? rate * u : u, bound = static_cast<Real>(s.lower_bound);
   const Real slope = sigmoid(z) * sigmoid(-z) * dy;
   switch (s.kind) {
-    case FW_GATE_KIND_BOUNDED: return {static_cast<float>(bound * slope * rate), static_cast<float>(slope == 0 ? 0 : bound * slope * z)};
-    case FW_GATE_KIND_RWKV7: return {static_cast<float>(static_cast<Real>(kRwkv7Rate) * slope), 0};
-    case FW_GATE_KIND_BETA: return {static_cast<float>(slope), 0};
-    default: return {static_cast<float>(2 * slope), 0};
+    case FW_GATE_KIND_BOUNDED: return gradient(bound * slope * rate, slope == 0 ? 0 : bound * slope * z);
+    case FW_GATE_KIND_RWKV7: return gradient(static_cast<Real>(kRwkv7Rate) * slope, 0);
+    case FW_GATE_KIND_BETA: return gradient(slope, 0);
+    default: return gradient(2 * slope, 0);
   }
 }
 __device__ inline GateGradient activate_gate_gradient(const GateSettings &s, float x, float a_log, float dt_bias, float dy) {

@@ -16,9 +16,9 @@ __device__ __forceinline__ float load_real(const void *base, Sm90Real type, int6
 }
 
 // Sums over pairs of lanes, of which each keeps one half of its numbers, v[0 .. kHalf) then: the upper half where lane & kOther.
-template <int kHalf, int kCount>
+template <int kHalf, int kLanes = 32, int kCount>
 __device__ __forceinline__ void fold(float (&v)[kCount], int lane) {
-  constexpr int kOther = 32 * kHalf / kCount;
+  constexpr int kOther = kLanes * kHalf / kCount;
   const bool upper = lane & kOther;
 #pragma unroll
   for (int i = 0; i < kHalf; ++i) {

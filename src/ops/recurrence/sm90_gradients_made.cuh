@@ -78,44 +78,55 @@ __device__ __forceinline__ void store_gate_gradient(const GradientArguments &in,
   }
 }
 
-// The same through the activation of logits, four rows at a time, with the thread's parts of the sums of a slot.
+// The thread's pairs of a step's logits on their way: of 16 bits to shared memory (copy_wait), of 32, for which that has no room, to
+// the second-level cache.
+__device__ __forceinline__ void fetch_logits(const GradientArguments &in, VectorGradientShared &shared, const Step &step, int pair, int block) {
+  const Sm90Strides &s = in.logits_strides;
+  const int64_t at = step.chunk.batch * s.batch + (step.chunk.start + 16 * block) * s.token + step.value_head * s.head + 2 * pair;
+  const int rows = min(step.chunk.rows - 16 * block, 16);
+  if (in.logits_type == Sm90Real::kFloat32) {
+    if (pair % 16 != 0) return;
+    const float *from = static_cast<const float *>(in.logits) + at;
+    for (int r = 0; r < rows; ++r, from += s.token) prefetch_line(from);
+  } else {
+    const __nv_bfloat16 *from = static_cast<const __nv_bfloat16 *>(in.logits) + at;
+    uint32_t to = shared_address(&shared.logits[16 * block][pair]);
+#pragma unroll
+    for (int r = 0; r < 16; ++r, from += s.token, to += sizeof shared.logits[0]) {
+      if (r < rows) copy_word(to, from);
+    }
+  }
+}
+
+// dg through the activation of logits, and the thread's parts of the sums of a slot.
 template <bool kWide>
 __device__ __forceinline__ void store_logit_gradient(const GradientArguments &in, VectorGradientShared &shared, const Step &step,
                                                      int pair, int block) {
-  const Chunk &chunk = step.chunk;
-  const int hv = step.value_head;
-  const Sm90Strides &s = in.dg_strides;
-  const int64_t at = chunk.batch * s.batch + (chunk.start + 16 * block) * s.token + hv * s.head + 2 * pair;
+  constexpr int kBytes = kWide ? 4 : 2;
+  const int rows = min(step.chunk.rows - 16 * block, 16), hv = step.value_head;
+  const auto place = [&](const Sm90Strides &s) {
+    return kBytes * (step.chunk.batch * s.batch + (step.chunk.start + 16 * block) * s.token + hv * s.head + 2 * pair);
+  };
   const float rate = expf(a_log_of(in.activations, hv));
   const float bias[2] = {dt_bias_of(in.activations, hv, 2 * pair), dt_bias_of(in.activations, hv, 2 * pair + 1)};
   float of_rate = 0.0f, of_bias[2] = {0.0f, 0.0f};
-  const LogitSource from = {in.logits, in.logits_strides, in.shape};
-  float2 x[4], next[4];
-  load_gates<kWide>(from, chunk, hv, pair, 4 * block, next);
+  if (!kWide) copy_wait();
   cuda::for_gate_kind(gate_settings(in.activations), [&](const cuda::GateSettings &settings) {
-#pragma unroll 1
-    for (int four = 0; four < 4; ++four) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) x[r] = next[r];
-      if (four < 3) load_gates<kWide>(from, chunk, hv, pair, 4 * block + four + 1, next);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int row = 4 * four + r;
-        if (16 * block + row >= chunk.rows) break;
-        const uint32_t narrow = __float_as_uint(x[r].x);
-        const float2 logit = kWide ? x[r] : make_float2(low_bf16(narrow), high_bf16(narrow));
-        const float2 d = *reinterpret_cast<const float2 *>(shared.decay + (16 * block + row) * kDecayPitch + 2 * pair);
-        const cuda::GateGradient low = cuda::activate_gate_gradient_at<float>(settings, logit.x, rate, bias[0], d.x);
-        const cuda::GateGradient high = cuda::activate_gate_gradient_at<float>(settings, logit.y, rate, bias[1], d.y);
-        of_rate += low.da_log + high.da_log;
-        of_bias[0] += low.dx, of_bias[1] += high.dx;
-        if (!in.dg) continue;
-        if (kWide) {
-          *reinterpret_cast<float2 *>(static_cast<float *>(in.dg) + at + row * s.token) = make_float2(low.dx, high.dx);
-        } else {
-          *reinterpret_cast<uint32_t *>(static_cast<__nv_bfloat16 *>(in.dg) + at + row * s.token) = pack_bf16(low.dx, high.dx);
-        }
-      }
+    const char *logit = static_cast<const char *>(in.logits) + place(in.logits_strides);
+    char *to = static_cast<char *>(in.dg) + place(in.dg_strides);
+    const float *from = shared.decay + 16 * block * kDecayPitch + 2 * pair;
+    const uint32_t *word = &shared.logits[16 * block][pair];
+#pragma unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const float2 x = kWide ? *reinterpret_cast<const float2 *>(logit) : make_float2(low_bf16(*word), high_bf16(*word));
+      const float2 d = *reinterpret_cast<const float2 *>(from);
+      const cuda::GateGradient low = cuda::activate_gate_gradient_at<float>(settings, x.x, rate, bias[0], d.x);
+      const cuda::GateGradient high = cuda::activate_gate_gradient_at<float>(settings, x.y, rate, bias[1], d.y);
+      of_rate += low.da_log + high.da_log;
+      of_bias[0] += low.dx, of_bias[1] += high.dx;
+      if (in.dg && kWide) *reinterpret_cast<float2 *>(to) = make_float2(low.dx, high.dx);
+      if (in.dg && !kWide) *reinterpret_cast<uint32_t *>(to) = pack_bf16(low.dx, high.dx);
+      logit += in.logits_strides.token * kBytes, to += in.dg_strides.token * kBytes, from += kDecayPitch, word += kKey / 2;
     }
   });
   if (!in.gate_sums) return;

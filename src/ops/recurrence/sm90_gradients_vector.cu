@@ -307,6 +307,7 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
       multiply_rows_of(d, kSolve && group == 1 ? shared.e : shared.d_o, shared.written);
       product_commit();
       DroppedBits dropped;
+      if (kWide && in.logits) fetch_logits(in, shared, step, id % 64, id / 64);
       if (in.has_gate_gradient) load_dropped(dropped, in, step, 0, id);
       make_decays<kWide>(step.chunk, id / 64, decays);
       keep_decays(shared, decays, id % 64, id / 64);

@@ -34,6 +34,7 @@ struct __align__(1024) VectorGradientShared {
   VectorFactors factors;
   // Of q and of k, with a norm inside: 1 / length of rows, rows times their gradients (parts of warps, then sums over |x|^2).
   float lengths[2][kChunk], along[2][kChunk][8], along_all[2][kChunk];
+  uint32_t logits[kChunk][kKey / 2];  // pairs of 16-bit gate logits
   float gate_sums[4][kKey], rate_sums[8];  // of logits: parts of d_dt_bias and d_a_log
   Step steps[2];  // the one at hand and the next
   uint64_t rows_full, keys_full;

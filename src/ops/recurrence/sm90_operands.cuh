@@ -53,19 +53,22 @@ __device__ __forceinline__ void inverse_lengths(const __nv_bfloat16 *rows, const
     words[i] = make_uint4(0, 0, 0, 0);
     if (here) words[i] = *reinterpret_cast<const uint4 *>(first + min(8 * i + thread / 16, chunk.rows - 1) * s.token);
   }
+  float sums[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const uint32_t pairs[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
-    float sum = 0.0f;
+    sums[i] = 0.0f;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      sum = fmaf(low_bf16(pairs[e]), low_bf16(pairs[e]), sum);
-      sum = fmaf(high_bf16(pairs[e]), high_bf16(pairs[e]), sum);
+      sums[i] = fmaf(low_bf16(pairs[e]), low_bf16(pairs[e]), sums[i]);
+      sums[i] = fmaf(high_bf16(pairs[e]), high_bf16(pairs[e]), sums[i]);
     }
-#pragma unroll
-    for (int step = 1; step < 16; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (thread % 16 == 0) store(8 * i + thread / 16, rsqrtf(sum + 1e-6f));
   }
+  fold<4, 16>(sums, thread);
+  fold<2, 16>(sums, thread);
+  fold<1, 16>(sums, thread);  // lanes 2i and 2i + 1 of 16 have sums[i]
+  const float sum = sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1);
+  if (thread % 2 == 0) store(thread % 16 / 2 * 8 + thread / 16, rsqrtf(sum + 1e-6f));
 }
 
 }  // namespace fw::sm90
