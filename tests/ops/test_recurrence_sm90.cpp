@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sm_90a forward and the decode kernels refuse, in their words, what runs unforced, and two laws of theirs.
+// What the sm_90a forward, its backward and the decode kernels refuse, in their words, what runs unforced, and two laws of theirs.
 #include <math.h>
 
 #include "cuda/device.hpp"
@@ -35,15 +35,16 @@ std::string explain_lines(const char *impl, const Spec &spec, fw_direction direc
 
 // What it says of sm90_chunk: "accepted" or "refused: reason".
 template <class Change>
-std::string explained(const Spec &spec, Change change) {
-  const std::string all = explain_lines("sm90_chunk", spec, FW_FORWARD, change), name = "sm90_chunk: ";
+std::string explained(const Spec &spec, Change change, fw_direction direction) {
+  const std::string all = explain_lines("sm90_chunk", spec, direction, change), name = "sm90_chunk: ";
   const size_t at = all.find(name);
   if (at == std::string::npos) return "no line: " + all;
   return all.substr(at + name.size(), all.find('\n', at) - at - name.size());
 }
-std::string explained(const Spec &spec) {
-  return explained(spec, [](fw_recurrence &) {});
+std::string explained(const Spec &spec, fw_direction direction) {
+  return explained(spec, [](fw_recurrence &) {}, direction);
 }
+std::string explained(const Spec &spec) { return explained(spec, FW_FORWARD); }
 
 TEST(Sm90, Refusals) {
   if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
@@ -74,7 +75,7 @@ TEST(Sm90, Refusals) {
   EXPECT_EQ(explained(by_axes(FW_GATE_VECTOR, FW_ERASE_SHARED_AFTER, kBeta | kEraseGate | kWriteGate)), "accepted");
   EXPECT_EQ(explained(by_axes(FW_GATE_VECTOR, FW_ERASE_SHARED_BEFORE, kBeta)), "refused: the erase reads before the decay of a vector gate");
   EXPECT_EQ(explained(by_axes(FW_GATE_SCALAR, FW_ERASE_INDEPENDENT, 0)), "refused: independent erase keys with a scalar gate");
-  const auto refused = [](int64_t op, auto change) { return explained(of(op), change); };
+  const auto refused = [](int64_t op, auto change) { return explained(of(op), change, FW_FORWARD); };
   EXPECT_EQ(refused(FW_OP_DPLR, [](fw_recurrence &d) { d.a.strides[1] += 4; }),
             "refused: a, b, p, erase_gate or write_gate: start or an outer stride is no multiple of 16 bytes, or a stride is negative");
   EXPECT_EQ(refused(FW_OP_DPLR, [](fw_recurrence &d) { d.b.strides[1] = 0; }), "refused: a, b, p or write_gate: a stride of 0");
@@ -85,6 +86,29 @@ TEST(Sm90, Refusals) {
   EXPECT_EQ(refused(FW_OP_GLA, [](fw_recurrence &d) { d.g.strides[1] += 1; }),
             "refused: g: start or an outer stride is no multiple of two elements");
   EXPECT_EQ(refused(FW_OP_GLA, [](fw_recurrence &d) { d.form = FW_FORM_RECURRENT; }), "refused: the form is not chunk");
+}
+
+TEST(Sm90, BackwardRefusals) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  using namespace recurrence;
+  if (explained(of(FW_OP_KDA)).find("compute capability") != std::string::npos) GTEST_SKIP() << "not run: " << explained(of(FW_OP_KDA));
+  const auto of_backward = [](Spec s) {
+    s.V = 128;
+    return explained(s, fw_direction{FW_BACKWARD});
+  };
+  EXPECT_EQ(explained(of(FW_OP_KDA), fw_direction{FW_BACKWARD}), "refused: backward: K and V, allowed 128");
+  for (int64_t op : {FW_OP_LINEAR_ATTN, FW_OP_SIMPLE_GLA, FW_OP_RETENTION, FW_OP_LIGHTNING, FW_OP_GLA, FW_OP_DELTA_RULE, FW_OP_GATED_DELTA_RULE, FW_OP_KDA}) {
+    Spec s = of(op);
+    EXPECT_EQ(of_backward(s), "accepted") << row_name(s);
+    if (op != FW_OP_LINEAR_ATTN) s.qk_norm = FW_QK_NORM_L2;
+    if (has_gate_tensor(s)) s.gate_input = FW_GATE_INPUT_SOFTPLUS, s.parameters = 1;
+    if (takes(s, kBeta)) s.beta_input = FW_BETA_INPUT_SIGMOID;
+    EXPECT_EQ(of_backward(s), "accepted") << row_name(s);
+  }
+  EXPECT_EQ(of_backward(by_axes(FW_GATE_SCALAR, FW_ERASE_SHARED_AFTER, 0)), "accepted");
+  const char *const erase = "refused: backward: the erase is neither none nor shared and read after the decay";
+  for (int64_t op : {FW_OP_COMBA, FW_OP_DPLR, FW_OP_IPLR, FW_OP_RWKV7}) EXPECT_EQ(of_backward(of(op)), erase) << row_name(of(op));
+  EXPECT_EQ(of_backward(of(FW_OP_GDN2)), "refused: backward: p, erase_gate or write_gate is given");
 }
 
 // A power of two on q is one on o, for gates of any strength: no factor of a score may cost it digits.

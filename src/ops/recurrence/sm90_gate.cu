@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vector log gates of logits, [B, T, HV, K], to fp32 in the workspace, before prep.
 // A pass of its own: 768 bytes a token and head and 512 for prep to read in the place of 256, a quarter of what prep moves;
-// inside prep, which waits for instructions more than for memory, it would be 10000 of a warp a chunk on top of 22000.
+// inside prep, which waits for instructions more than for memory, it would be about 4000 of a warp a chunk on top of 18000.
 // Grid (B ceil(T / 64), HV), 256 threads: a warp has 8 tokens of a head, a thread 4 keys of each, all loads before the first
 // use. Formulas in fp32 (cuda/activation.cuh).
 #include "cuda/launch.cuh"
