@@ -46,7 +46,11 @@ struct Case {
   fw_state_layout layout;
   bool has_d_o, has_states;
   int data;  // 0 plain, 1 one sign, 2 strong gates with -inf, 3 hold
+  int made = 0;  // kNorm and the like
 };
+
+// Made inside: the norm of q and k, the gate by softplus with parameters, beta by a sigmoid.
+enum { kNorm = 1, kGate = 2, kBeta = 4, kAll = 7 };
 
 bool has_gate(fw_op op) { return op != FW_OP_DELTA_RULE && op != FW_OP_LINEAR_ATTN; }
 bool is_vector(fw_op op) { return op == FW_OP_KDA || op == FW_OP_GLA; }
@@ -76,12 +80,17 @@ struct Call {
   fw_recurrence_grads grads = {};
   std::vector<int32_t> offsets;
 
-  void describe(fw_op op, fw_device device, fw_state_layout layout) {
+  void describe(fw_op op, fw_device device, fw_state_layout layout, int made) {
     desc.struct_size = sizeof desc;
+    if (made & kNorm) desc.qk_norm = FW_QK_NORM_L2;
+    if (made & kGate && has_gate(op)) desc.gate_input = FW_GATE_INPUT_SOFTPLUS;
+    if (made & kBeta && has_beta(op)) desc.beta_input = FW_BETA_INPUT_SIGMOID;
     desc.op = op, desc.device = device, desc.state_layout = layout;
     const auto at = [&](const char *name) { return all.count(name) ? all.at(name).tensor() : fw_tensor{}; };
     desc.q = at("q"), desc.k = at("k"), desc.v = at("v"), desc.g = at("g"), desc.beta = at("beta");
     desc.initial_state = at("initial_state");
+    desc.a_log = at("a_log"), desc.dt_bias = at("dt_bias");
+    grads.d_a_log = at("d_a_log"), grads.d_dt_bias = at("d_dt_bias");
     desc.o = at("o");
     grads.struct_size = sizeof grads;
     grads.d_o = at("d_o"), grads.d_final_state = at("d_final_state");
@@ -117,18 +126,26 @@ std::map<std::string, Buffer> draw(const Case &c, unsigned seed) {
   if (c.has_d_o) make("d_o", FW_BF16, {c.B, c.T, c.HV, kSize}, number);
   std::vector<int64_t> gates = {c.B, c.T, c.HV};
   if (has_beta(c.op)) {
-    make("beta", FW_F32, gates, [&] { return c.data == 3 ? 0.02f : 1.0f / (1.0f + std::exp(-normal(random))); });
+    make("beta", FW_F32, gates, [&] { return c.made & kBeta ? normal(random) : c.data == 3 ? 0.02f : 1.0f / (1.0f + std::exp(-normal(random))); });
     make("dbeta", FW_F32, gates, nothing);
   }
   if (is_vector(c.op)) gates.push_back(kSize);
   if (has_gate(c.op)) {
     make("g", FW_F32, gates, [&] {
+      if (c.made & kGate) return normal(random);
       if (c.data == 1) return -0.05f * uniform(random);
       if (c.data == 3) return -1e-3f;
       const float u = uniform(random), x = -std::log1p(std::exp(-normal(random)));
       return c.data == 2 ? (u < 0.03f ? -INFINITY : std::max(4 * x, -5.0f)) : x;
     });
     make("dg", FW_F32, gates, nothing);
+    if (c.made & kGate) {
+      const std::vector<int64_t> biases = is_vector(c.op) ? std::vector<int64_t>{c.HV, kSize} : std::vector<int64_t>{c.HV};
+      make("a_log", FW_F32, {c.HV}, [&] { return 0.5f * normal(random); });
+      make("dt_bias", FW_F32, biases, [&] { return normal(random) - 3; });
+      make("d_a_log", FW_F32, {c.HV}, nothing);
+      make("d_dt_bias", FW_F32, biases, nothing);
+    }
   }
   if (c.has_states) {
     make("initial_state", FW_F32, {N, c.HV, kSize, kSize}, [&] { return held * number(); });
@@ -165,7 +182,7 @@ std::map<std::string, std::vector<float>> run(const Case &c, const std::map<std:
       b.data = stored.back().data();
     }
   }
-  call.describe(c.op, on_device ? FW_DEVICE_CUDA : FW_DEVICE_CPU, c.layout);
+  call.describe(c.op, on_device ? FW_DEVICE_CUDA : FW_DEVICE_CPU, c.layout, c.made);
   std::vector<int32_t> offsets = c.offsets;
   void *device_offsets = nullptr;
   if (!offsets.empty()) {
@@ -221,7 +238,7 @@ bool check(const Case &c, unsigned seed, fw_context *device, fw_context *cpu) {
   const auto operands = draw(c, seed);
   const auto want = run(c, operands, cpu, false), got = run(c, operands, device, true), again = run(c, operands, device, true);
   bool good = true;
-  std::printf("%-28s data %d ", c.name, c.data);
+  std::printf("%-28s data %d %s", c.name, c.data, c.made ? "made " : "");
   for (const auto &[name, x] : want) {
     double error = 0, size = 0;
     for (size_t i = 0; i < x.size(); ++i) {
@@ -253,6 +270,7 @@ int time_all(const std::string &only, fw_context *context) {
     fw_op op;
     int64_t B, T, HV;
     double goal;
+    int made = 0;
   };
   const Row rows[] = {
       {"gdn", FW_OP_GATED_DELTA_RULE, 1, 8192, 64, .65}, {"gdn", FW_OP_GATED_DELTA_RULE, 1, 32768, 8, .36},
@@ -261,6 +279,10 @@ int time_all(const std::string &only, fw_context *context) {
       {"kda", FW_OP_KDA, 1, 32768, 8, .60},              {"kda", FW_OP_KDA, 8, 2048, 16, .58},
       {"kda", FW_OP_KDA, 1, 8192, 16, .32},              {"delta", FW_OP_DELTA_RULE, 1, 8192, 64, 0},
       {"gla", FW_OP_GLA, 1, 8192, 64, 0},                {"sgla", FW_OP_SIMPLE_GLA, 1, 8192, 64, 0},
+      {"gdn-made", FW_OP_GATED_DELTA_RULE, 1, 8192, 64, 0, kAll}, {"delta-made", FW_OP_DELTA_RULE, 1, 8192, 64, 0, kAll},
+      {"gdn-made", FW_OP_GATED_DELTA_RULE, 1, 2048, 8, 0, kAll},  {"kda-made", FW_OP_KDA, 1, 8192, 64, 0, kAll},
+      {"kda-made", FW_OP_KDA, 8, 2048, 16, 0, kAll},              {"kda-norm", FW_OP_KDA, 1, 8192, 64, 0, kNorm},
+      {"kda-gate", FW_OP_KDA, 1, 8192, 64, 0, kGate},             {"gla-gate", FW_OP_GLA, 1, 8192, 64, 0, kGate},
   };
   const int64_t most = int64_t{8192} * 64 * kSize;
   std::map<std::string, __nv_bfloat16 *> memory;
@@ -269,6 +291,11 @@ int time_all(const std::string &only, fw_context *context) {
     MUST(cudaMalloc(&memory[name], most * 2));
     const int kind = strcmp(name, "g") == 0 ? 2 : strcmp(name, "beta") == 0 ? 1 : 0;
     fill<<<static_cast<unsigned>(most / 256), 256>>>(memory[name], most, seed++, kind);
+  }
+  std::map<std::string, float *> parameters;
+  for (const char *name : {"a_log", "dt_bias", "d_a_log", "d_dt_bias"}) {
+    MUST(cudaMalloc(&parameters[name], 64 * kSize * 4));
+    MUST(cudaMemset(parameters[name], 0, 64 * kSize * 4));
   }
   void *workspace, *flush;
   const uint64_t workspace_bytes = uint64_t{4} << 30, flush_bytes = uint64_t{256} << 20;
@@ -296,7 +323,16 @@ int time_all(const std::string &only, fw_context *context) {
       if (has_gate(row.op)) {
         for (const char *name : {"g", "dg"}) call.all[name] = {FW_BF16, is_vector(row.op) ? rows4 : gates, {}, memory[name]};
       }
-      call.describe(row.op, FW_DEVICE_CUDA, FW_STATE_KV);
+      if (row.made & kGate && has_gate(row.op)) {
+        const std::vector<int64_t> biases = is_vector(row.op) ? std::vector<int64_t>{row.HV, kSize} : std::vector<int64_t>{row.HV};
+        for (const char *name : {"a_log", "d_a_log"}) {
+          call.all[name].dtype = FW_F32, call.all[name].shape = {row.HV}, call.all[name].data = parameters[name];
+        }
+        for (const char *name : {"dt_bias", "d_dt_bias"}) {
+          call.all[name].dtype = FW_F32, call.all[name].shape = biases, call.all[name].data = parameters[name];
+        }
+      }
+      call.describe(row.op, FW_DEVICE_CUDA, FW_STATE_KV, row.made);
       call.desc.stream = stream;
       call.desc.g_min = is_vector(row.op) ? -5 : 0;
       call.desc.options = invariant ? FW_BATCH_INVARIANT : 0;
@@ -327,7 +363,7 @@ int time_all(const std::string &only, fw_context *context) {
       }
       std::sort(times.begin(), times.end());
       const double ms = times[times.size() / 2];
-      std::printf("%-6s %lldx%5lldx%-3lld %-9s %.4f ms  least %.4f  goal %.3f %s  workspace %.0f B/token/head\n", row.name,
+      std::printf("%-10s %lldx%5lldx%-3lld %-9s %.4f ms  least %.4f  goal %.3f %s  workspace %.0f B/token/head\n", row.name,
                   static_cast<long long>(row.B), static_cast<long long>(row.T), static_cast<long long>(row.HV),
                   invariant ? "invariant" : "", ms, times[0], row.goal, ms <= row.goal ? "met" : "missed",
                   static_cast<double>(bytes) / static_cast<double>(row.B * row.T * row.HV));
@@ -366,6 +402,11 @@ int main(int argc, char **argv) {
     cases.push_back({name, op, 1, 700, 2, 4, {0, 0, 67, 131, 200, 690}, FW_STATE_VK, true, true, 0});
     cases.push_back({name, op, 1, 2100, 2, 2, {}, FW_STATE_KV, true, true, 0});  // several segments
     cases.push_back({name, op, 1, 100, 1, 1, {}, FW_STATE_KV, false, true, 0});
+    if (op != FW_OP_LINEAR_ATTN) {  // without gate and erase there is no norm
+      cases.push_back({name, op, 2, 257, 1, 2, {}, FW_STATE_KV, true, true, 0, kAll});
+      cases.push_back({name, op, 1, 700, 2, 4, {0, 0, 67, 131, 200, 690}, FW_STATE_VK, true, true, 1, kAll});
+      cases.push_back({name, op, 1, 2100, 2, 2, {}, FW_STATE_KV, true, true, 0, kAll});
+    }
     for (const Case &c : cases) bad += !check(c, 17 + problems++, device, cpu);
   }
   std::printf("%d problems, %d bad\n", problems, bad);

@@ -174,18 +174,20 @@ bool is_of_sm90(const Spec &row) {
   return !has_erase_gate && !has_write_gate;
 }
 
-// The sm_90a kernels, which take bf16, the forward K and V multiples of 8 up to 128, the backward 128. The backward makes no
-// operand inside.
+// And its backward.
+bool is_of_sm90_backward(const Spec &row) {
+  const fw_erase erase = row_of(row).erase;
+  return is_of_sm90(row) && (erase == FW_ERASE_NONE || erase == FW_ERASE_SHARED_AFTER) &&
+         !takes(row, recurrence::kP | recurrence::kEraseGate | recurrence::kWriteGate);
+}
+
+// The sm_90a kernels, which take bf16, the forward K and V multiples of 8 up to 128, the backward 128.
 void run_sm90(fw_direction direction) {
   if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
   for (const Spec &row : rows()) {
-    if (!is_of_sm90(row)) continue;
     const recurrence::Row facts = row_of(row);
     const bool is_backward = direction == FW_BACKWARD;
-    if (is_backward && (row.op == FW_OP_BY_AXES || facts.erase == FW_ERASE_INDEPENDENT || facts.erase == FW_ERASE_SHARED_BEFORE ||
-                        facts.has_fixed_gate || row.op == FW_OP_GDN2)) {
-      continue;
-    }
+    if (is_backward ? !is_of_sm90_backward(row) : !is_of_sm90(row)) continue;
     for (int64_t regime = 0; regime < kRegimeCount; ++regime) {
       if (row.op == FW_OP_BY_AXES && regime != (row.gate * 3 + row.erase + row.operands) % kRegimeCount) continue;
       for (int64_t i = 0; i < (is_full() ? 3 : 1); ++i) {
@@ -202,7 +204,7 @@ void run_sm90(fw_direction direction) {
         spec.state_dtype = FW_F32, spec.o_dtype = FW_NONE, spec.gate_dtype = random.chance(0.3) && regime != kHold ? FW_BF16 : FW_F32;
         spec.strides = 0, spec.normalizer = 0;
         if (facts.gate == FW_GATE_NONE && facts.erase == FW_ERASE_NONE) spec.qk_norm = 0;
-        if (is_backward) spec.K = spec.V = 128, spec.qk_norm = 0, spec.gate_input = 0, spec.parameters = 0, spec.beta_input = 0;
+        if (is_backward) spec.K = spec.V = 128;
         spec.form = FW_FORM_CHUNK;
         Checked(spec, direction).run(forced("sm90_chunk"), "sm90_chunk");
       }
@@ -231,6 +233,26 @@ void run_cuda_chunk(fw_direction direction, int64_t dtype) {
         spec.form = FW_FORM_CHUNK;
         Checked(spec, direction).run(forced("cuda_chunk"), "cuda_chunk");
       }
+    }
+  }
+}
+
+// Operands made inside, of every kind: the norm, gate logits with and without parameters, beta logits; packs, several value heads.
+TEST(Grid, BackwardOfSm90Inside) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  for (int64_t op : {FW_OP_SIMPLE_GLA, FW_OP_RETENTION, FW_OP_GLA, FW_OP_DELTA_RULE, FW_OP_GATED_DELTA_RULE, FW_OP_KDA}) {
+    Spec spec = spec_of(op);
+    const int64_t kinds = has_gate_tensor(spec) ? 4 : 1;
+    for (int64_t kind = 1; kind <= kinds; ++kind) {
+      spec.B = spec.H = 1, spec.group = 1 + kind % 2, spec.T = kind % 2 ? 70 : 130, spec.K = spec.V = 128;
+      spec.dtype = FW_BF16, spec.gate_dtype = kind % 3 == 1 ? FW_BF16 : FW_F32, spec.form = FW_FORM_CHUNK;
+      spec.qk_norm = op == FW_OP_GLA && kind < 4 ? FW_QK_NORM_NONE : FW_QK_NORM_L2;
+      spec.gate_input = has_gate_tensor(spec) ? kind : 0;
+      spec.regime = kind == 2 ? kOneSign : kind == 3 ? kStrongGates : kind == 4 ? kSimilarKeys : kDefault;
+      spec.parameters = spec.gate_input == FW_GATE_INPUT_SOFTPLUS || spec.gate_input == FW_GATE_INPUT_BOUNDED;
+      spec.beta_input = takes(spec, recurrence::kBeta) ? 1 + kind / 2 % 2 : 0;
+      spec.pack = kind % 2 ? 0 : 3, spec.tail = kind % 2 ? 0 : 2, spec.seed = 8900 + 10 * op + kind;
+      Checked(spec, FW_BACKWARD).run(forced("sm90_chunk"), "sm90_chunk");
     }
   }
 }

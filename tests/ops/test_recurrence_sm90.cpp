@@ -35,14 +35,14 @@ std::string explain_lines(const char *impl, const Spec &spec, fw_direction direc
 
 // What it says of an implementation: "accepted" or "refused: reason".
 template <class Change>
-std::string explained(const char *impl, const Spec &spec, Change change) {
-  const std::string all = explain_lines(impl, spec, FW_FORWARD, change), name = std::string(impl) + ": ";
+std::string explained(const char *impl, const Spec &spec, Change change, fw_direction direction = FW_FORWARD) {
+  const std::string all = explain_lines(impl, spec, direction, change), name = std::string(impl) + ": ";
   const size_t at = all.find(name);
   if (at == std::string::npos) return "no line: " + all;
   return all.substr(at + name.size(), all.find('\n', at) - at - name.size());
 }
-std::string explained(const Spec &spec, const char *impl = "sm90_chunk") {
-  return explained(impl, spec, [](fw_recurrence &) {});
+std::string explained(const Spec &spec, const char *impl = "sm90_chunk", fw_direction direction = FW_FORWARD) {
+  return explained(impl, spec, [](fw_recurrence &) {}, direction);
 }
 
 TEST(Sm90, Refusals) {
@@ -120,6 +120,29 @@ TEST(CudaChunk, LongCalls) {
   };
   EXPECT_EQ(of_length(int64_t{1} << 32), "accepted");
   EXPECT_EQ(of_length(int64_t{1} << 34), "refused: more than 2^31 chunks of 16 rows times value heads");
+}
+
+TEST(Sm90, BackwardRefusals) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  using namespace recurrence;
+  if (explained(of(FW_OP_KDA)).find("compute capability") != std::string::npos) GTEST_SKIP() << "not run: " << explained(of(FW_OP_KDA));
+  const auto of_backward = [](Spec s) {
+    s.V = 128;
+    return explained(s, "sm90_chunk", FW_BACKWARD);
+  };
+  EXPECT_EQ(explained(of(FW_OP_KDA), "sm90_chunk", FW_BACKWARD), "refused: backward: K and V, allowed 128");
+  for (int64_t op : {FW_OP_LINEAR_ATTN, FW_OP_SIMPLE_GLA, FW_OP_RETENTION, FW_OP_LIGHTNING, FW_OP_GLA, FW_OP_DELTA_RULE, FW_OP_GATED_DELTA_RULE, FW_OP_KDA}) {
+    Spec s = of(op);
+    EXPECT_EQ(of_backward(s), "accepted") << row_name(s);
+    if (op != FW_OP_LINEAR_ATTN) s.qk_norm = FW_QK_NORM_L2;
+    if (has_gate_tensor(s)) s.gate_input = FW_GATE_INPUT_SOFTPLUS, s.parameters = 1;
+    if (takes(s, kBeta)) s.beta_input = FW_BETA_INPUT_SIGMOID;
+    EXPECT_EQ(of_backward(s), "accepted") << row_name(s);
+  }
+  EXPECT_EQ(of_backward(by_axes(FW_GATE_SCALAR, FW_ERASE_SHARED_AFTER, 0)), "accepted");
+  const char *const erase = "refused: backward: the erase is neither none nor shared and read after the decay";
+  for (int64_t op : {FW_OP_COMBA, FW_OP_DPLR, FW_OP_IPLR, FW_OP_RWKV7}) EXPECT_EQ(of_backward(of(op)), erase) << row_name(of(op));
+  EXPECT_EQ(of_backward(of(FW_OP_GDN2)), "refused: backward: p, erase_gate or write_gate is given");
 }
 
 // A power of two on q is one on o, for gates of any strength: no factor of a score may cost it digits.

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host side of the sm_90a backward: what it accepts, the workspace map, launches. In order: prep as in the forward (beta at
 // least 2^-40), the scan that keeps states (sm90_scan.cu), the scan in reverse (sm90_reverse.cu), the chunks' gradients
-// (sm90_gradients.cu); with several segments each scan has a summary and links before it.
+// (sm90_gradients.cu), and what logits need after them (sm90_finish.cu); with several segments each scan has a summary and links
+// before it.
 #include "ops/recurrence/sm90_backward.hpp"
+
+#include <cmath>
 
 #include "ops/recurrence/sm90_gradients.cuh"
 #include "ops/recurrence/sm90_host.cuh"
@@ -19,7 +22,9 @@ struct KeptLayout {
 struct Layout {
   TileLayout tiles;
   KeptLayout forward, reverse;
-  size_t summary, turned, start, turned_start, partial, total;
+  size_t summary, turned, start, turned_start, partial;
+  size_t gate, lengths, dg, dbeta, gate_sums;  // of what is made inside
+  size_t total;
 };
 
 KeptLayout lay_out_kept(Parts &parts, size_t tiles, bool has_rows, bool is_gated) {
@@ -30,9 +35,13 @@ KeptLayout lay_out_kept(Parts &parts, size_t tiles, bool has_rows, bool is_gated
   return at;
 }
 
+bool has_logits(const Sm90Forward &in) { return in.activations.gate_kind != FW_GATE_INPUT_LOG_DECAY; }
+bool has_parameters(const Sm90Forward &in) { return has_logits(in) && (in.activations.a_log || in.activations.dt_bias); }
+int gate_sum_width(const Sm90Forward &in) { return in.gate == Sm90Gate::kVector ? 1 + kKey : 2; }
+
 Layout layout(const Sm90Forward &in) {
   const size_t tiles = static_cast<size_t>(slots(in)) * in.HV, state = segment_state_bytes(in, true);
-  const bool is_gated = in.gate != Sm90Gate::kNone;
+  const bool is_gated = kernel_gate(in) != Sm90Gate::kNone, is_vector = in.gate == Sm90Gate::kVector;
   Parts parts;
   Layout at = {};
   at.tiles = lay_out_tiles(parts, in);
@@ -42,8 +51,14 @@ Layout layout(const Sm90Forward &in) {
   at.turned = parts.take(2 * state);
   at.start = parts.take(state);
   at.turned_start = parts.take(state);
-  const bool adds_heads = in.gate == Sm90Gate::kVector && in.HV > in.H;
+  const bool adds_heads = is_vector && in.HV > in.H;
   at.partial = parts.take(adds_heads ? static_cast<size_t>(slots(in)) * in.H * (2 * kChunk * kKey * sizeof(float)) : 0);
+  at.gate = parts.take(made_gate_bytes(in));
+  at.lengths = parts.take(is_vector && in.has_l2norm ? static_cast<size_t>(slots(in)) * in.H * (2 * kChunk * sizeof(float)) : 0);
+  const size_t heads = static_cast<size_t>(in.B) * in.T * in.HV * sizeof(float);
+  at.dg = parts.take(!is_vector && has_logits(in) ? heads : 0);
+  at.dbeta = parts.take(in.activations.beta_kind != FW_BETA_INPUT_PLAIN ? heads : 0);
+  at.gate_sums = parts.take(has_parameters(in) ? tiles * gate_sum_width(in) * sizeof(float) : 0);
   at.total = parts.total;
   return at;
 }
@@ -51,6 +66,38 @@ Layout layout(const Sm90Forward &in) {
 Kept kept_at(unsigned char *base, const KeptLayout &at, bool has_rows, bool has_dropped) {
   return {has_rows ? base + at.rows : nullptr, base + at.states,
           has_dropped ? reinterpret_cast<uint4 *>(base + at.dropped) : nullptr};
+}
+
+// Points the gradients that are not those of the call's own operands to the workspace, from where launch_finish takes them.
+FinishArguments prepare_finish(const Sm90Backward &in, const Layout &at, unsigned char *base, GradientArguments &gradients) {
+  const Sm90Forward &call = in.call;
+  const auto floats = [base](size_t part) { return reinterpret_cast<float *>(base + part); };
+  const int64_t token = call.HV;
+  const Sm90Strides dense = {call.T * token, token, 1};
+  FinishArguments finish = {};
+  finish.shape = gradients.shape, finish.activations = call.activations;
+  if (has_logits(call) && gradients.has_gate_gradient) {
+    if (has_parameters(call) && (in.d_a_log || in.d_dt_bias)) finish.gate_sums = floats(at.gate_sums);
+    finish.width = gate_sum_width(call);
+    finish.d_a_log = in.d_a_log, finish.d_a_log_head = in.d_a_log_head;
+    finish.d_dt_bias = in.d_dt_bias, finish.d_dt_bias_head = in.d_dt_bias_head, finish.d_dt_bias_key = in.d_dt_bias_key;
+    if (call.gate == Sm90Gate::kVector) {
+      gradients.logits = call.g, gradients.logits_strides = call.g_strides, gradients.logits_type = call.g_type;
+      gradients.activations = call.activations, gradients.gate_sums = finish.gate_sums;
+    } else {
+      finish.g = call.g, finish.g_type = call.g_type, finish.g_strides = call.g_strides;
+      finish.to_g = in.dg, finish.to_g_strides = in.dg_strides;
+      finish.dg = floats(at.dg);
+      gradients.dg = floats(at.dg), gradients.dg_type = Sm90Real::kFloat32, gradients.dg_strides = dense;
+    }
+  }
+  if (call.activations.beta_kind != FW_BETA_INPUT_PLAIN && in.dbeta) {
+    finish.beta = call.beta, finish.beta_type = call.beta_type, finish.beta_strides = call.beta_strides;
+    finish.to_beta = in.dbeta, finish.to_beta_strides = in.dbeta_strides;
+    finish.dbeta = floats(at.dbeta);
+    gradients.dbeta = floats(at.dbeta), gradients.dbeta_type = Sm90Real::kFloat32, gradients.dbeta_strides = dense;
+  }
+  return finish;
 }
 
 }  // namespace
@@ -82,7 +129,10 @@ int sm90_backward_launch(const Sm90Backward &in, void *workspace, void *stream_p
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
   unsigned char *base = static_cast<unsigned char *>(workspace);
   const Layout at = layout(call);
-  const bool erases = call.erase == Sm90Erase::kShared, has_dropped = call.gate != Sm90Gate::kNone && in.dg;
+  const Sm90Gate gate = kernel_gate(call);
+  const bool erases = call.erase == Sm90Erase::kShared, is_vector = gate == Sm90Gate::kVector;
+  const bool sums_gates = has_parameters(call) && (in.d_a_log || in.d_dt_bias), has_gate_gradient = in.dg || sums_gates;
+  const bool has_dropped = gate != Sm90Gate::kNone && has_gate_gradient;
 
   GradientArguments gradients = {};
   cudaError_t status = cudaSuccess;
@@ -99,6 +149,7 @@ int sm90_backward_launch(const Sm90Backward &in, void *workspace, void *stream_p
 
   gradients.shape = shape_of(call);
   gradients.tiles = tiles_at(base, at.tiles);
+  if (is_vector && call.has_l2norm) gradients.tiles.lengths = reinterpret_cast<float *>(base + at.lengths);
   gradients.forward = kept_at(base, at.forward, erases, has_dropped);
   gradients.reverse = kept_at(base, at.reverse, true, has_dropped);
   gradients.dq = in.dq, gradients.dq_strides = in.dq_strides;
@@ -106,24 +157,21 @@ int sm90_backward_launch(const Sm90Backward &in, void *workspace, void *stream_p
   gradients.dv = in.dv, gradients.dv_strides = in.dv_strides;
   gradients.dg = in.dg, gradients.dg_strides = in.dg_strides;
   gradients.dbeta = in.dbeta, gradients.dbeta_strides = in.dbeta_strides;
-  gradients.g_type = call.g_type, gradients.beta_type = call.beta_type;
-  gradients.g = call.g, gradients.g_strides = call.g_strides;
+  gradients.dg_type = call.g_type, gradients.dbeta_type = call.beta_type;
+  gradients.has_l2norm = call.has_l2norm, gradients.has_gate_gradient = has_gate_gradient;
   if (call.HV > call.H) gradients.partial = reinterpret_cast<float *>(base + at.partial);
   gradients.d_o_is_zero = !in.d_o;
   gradients.scale = call.scale;
+  gradients.inverse_scale = std::isfinite(1.0f / call.scale) ? 1.0f / call.scale : 0.0f;
+  const FinishArguments finish = prepare_finish(in, at, base, gradients);
 
-  PrepArguments prep = {};
+  PrepArguments prep = prep_of(call, gradients.shape, gradients.tiles);
   prep.k = gradients.k, prep.q = gradients.q;
-  prep.q_rows = static_cast<const __nv_bfloat16 *>(call.q), prep.q_strides = call.q_strides;
-  prep.k_rows = static_cast<const __nv_bfloat16 *>(call.k), prep.k_strides = call.k_strides;
-  prep.shape = gradients.shape;
-  prep.tiles = gradients.tiles;
-  prep.scale = call.scale;
-  prep.g = call.g, prep.g_strides = call.g_strides, prep.g_type = call.g_type;
-  prep.beta = call.beta, prep.beta_strides = call.beta_strides, prep.beta_type = call.beta_type;
-  prep.activations = call.activations;
   prep.for_backward = true;
-  status = launch_prep(prep, call.gate, call.erase, stream);
+  status = make_gate(call, prep, base + at.gate, stream);
+  if (status != cudaSuccess) return status;
+  gradients.g = prep.g, gradients.g_strides = prep.g_strides, gradients.g_type = prep.g_type;
+  status = launch_prep(prep, gate, call.erase, stream);
   if (status != cudaSuccess) return status;
 
   const bool by_key = call.layout == Sm90Layout::kKeyValue;
@@ -150,20 +198,21 @@ int sm90_backward_launch(const Sm90Backward &in, void *workspace, void *stream_p
   if (scan.segments > 1) {
     scan.summary = reinterpret_cast<float *>(base + at.summary);
     scan.turned = reverse.turned = reinterpret_cast<float *>(base + at.turned);
-    status = launch_summary(scan, call.gate, call.erase, stream);
+    status = launch_summary(scan, gate, call.erase, stream);
     if (status == cudaSuccess) link(scan, scan.summary, at.start);
     if (status != cudaSuccess) return status;
   }
-  status = launch_states(scan, call.gate, call.erase, stream);
+  status = launch_states(scan, gate, call.erase, stream);
   if (status != cudaSuccess) return status;
   if (scan.segments > 1) {
-    status = launch_reverse_summary(reverse, call.gate, call.erase, stream);
+    status = launch_reverse_summary(reverse, gate, call.erase, stream);
     if (status == cudaSuccess) link(reverse, reverse.turned, at.turned_start);
     if (status != cudaSuccess) return status;
   }
-  status = launch_reverse(reverse, call.gate, call.erase, stream);
+  status = launch_reverse(reverse, gate, call.erase, stream);
   if (status != cudaSuccess) return status;
-  return launch_gradients(gradients, call.gate, call.erase, stream);
+  status = launch_gradients(gradients, gate, call.erase, stream);
+  return status == cudaSuccess ? launch_finish(finish, stream) : status;
 }
 
 }  // namespace fw

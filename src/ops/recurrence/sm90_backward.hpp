@@ -14,6 +14,8 @@ struct Sm90Backward {
   void *dq, *dk, *dv;  // bf16
   void *dg, *dbeta;    // of the types of g and beta
   Sm90Strides dq_strides, dk_strides, dv_strides, dg_strides, dbeta_strides;
+  float *d_a_log, *d_dt_bias;  // as a_log and dt_bias
+  int64_t d_a_log_head, d_dt_bias_head, d_dt_bias_key;
   float *d_initial_state;
 };
 

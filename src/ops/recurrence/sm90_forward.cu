@@ -5,7 +5,6 @@
 #include <initializer_list>
 #include <utility>
 
-#include "fastweight/recurrence.h"
 #include "ops/recurrence/sm90_host.cuh"
 #include "ops/recurrence/sm90_scan.cuh"
 
@@ -13,12 +12,6 @@ namespace fw {
 namespace {
 
 using namespace sm90;
-
-// Whether a pass before prep makes the vector gate, or widens it where prep takes fp32 alone.
-bool makes_gate(const Sm90Forward &in) {
-  if (in.gate != Sm90Gate::kVector) return false;
-  return in.activations.gate_kind != FW_GATE_INPUT_LOG_DECAY || (in.has_l2norm && in.g_type != Sm90Real::kFloat32);
-}
 
 struct Layout {
   TileLayout tiles;
@@ -29,7 +22,7 @@ Layout layout(const Sm90Forward &in) {
   Parts parts;
   Layout at = {};
   at.tiles = lay_out_tiles(parts, in);
-  at.gate = parts.take(makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * in.K * sizeof(float) : 0);
+  at.gate = parts.take(made_gate_bytes(in));
   at.summary = parts.take(2 * segment_state_bytes(in, false));
   at.start = parts.take(segment_state_bytes(in, false));
   at.total = parts.total;
@@ -102,7 +95,7 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   const Shape shape = shape_of(in);
   const Tiles tiles = tiles_at(base, at.tiles);
 
-  PrepArguments prep = {};
+  PrepArguments prep = prep_of(in, shape, tiles);
   ScanArguments scan = {};
   cudaError_t status = encode(&scan.q, in.q, in.q_strides, in.H, in, in.K);
   if (status == cudaSuccess) status = encode(&scan.k, in.k, in.k_strides, in.H, in, in.K);
@@ -118,23 +111,10 @@ int sm90_forward_launch(const Sm90Forward &in, void *workspace, void *stream_poi
   if (in.p) prep.x = scan.x;
   prep.x_rows = static_cast<const __nv_bfloat16 *>(in.p ? in.p : in.erase_gate);
   prep.x_strides = in.p ? in.p_strides : in.erase_gate_strides;
-  prep.has_l2norm = in.has_l2norm, prep.reads_before = in.reads_before;
-  prep.activations = in.activations;
-  prep.q_rows = static_cast<const __nv_bfloat16 *>(in.q), prep.q_strides = in.q_strides;
-  prep.k_rows = static_cast<const __nv_bfloat16 *>(in.k), prep.k_strides = in.k_strides;
-  prep.shape = scan.shape = shape;
-  prep.tiles = scan.tiles = tiles;
-  prep.scale = scan.scale = in.scale;
-  prep.g = in.g, prep.g_strides = in.g_strides, prep.g_type = in.g_type;
-  prep.beta = in.beta, prep.beta_strides = in.beta_strides, prep.beta_type = in.beta_type;
+  scan.shape = shape, scan.tiles = tiles, scan.scale = in.scale;
   prep.o = in.o, prep.o_strides = in.o_strides, prep.o_rows_left_over = in.cu_seqlens != nullptr;
-  if (makes_gate(in)) {
-    float *made = reinterpret_cast<float *>(base + at.gate);
-    status = launch_gate(prep, made, stream);
-    if (status != cudaSuccess) return status;
-    const int64_t token = in.HV * in.K;
-    prep.g = made, prep.g_type = Sm90Real::kFloat32, prep.g_strides = {in.T * token, token, in.K};
-  }
+  status = make_gate(in, prep, base + at.gate, stream);
+  if (status != cudaSuccess) return status;
   const Sm90Gate gate = kernel_gate(in);
   status = launch_prep(prep, gate, in.erase, stream);
   if (status != cudaSuccess) return status;

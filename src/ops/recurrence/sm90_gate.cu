@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vector log gates of logits, [B, T, HV, K], to fp32 in the workspace, before prep.
 // A pass of its own: 768 bytes a token and head and 512 for prep to read in the place of 256, a quarter of what prep moves;
-// inside prep, which waits for instructions more than for memory, it would be 10000 of a warp a chunk on top of 22000.
+// inside prep, which waits for instructions more than for memory, it would be about 4000 of a warp a chunk on top of 18000.
 // Grid (B ceil(T / 64), HV), 256 threads: a warp has 8 tokens of a head, a thread 4 keys of each, all loads before the first
 // use. Formulas in fp32 (cuda/activation.cuh).
 #include "cuda/launch.cuh"
@@ -33,14 +33,22 @@ __global__ void __launch_bounds__(32 * kWarps) gate_kernel(const __grid_constant
       }
     }
   }
-  const bool made = in.activations.gate_kind != FW_GATE_INPUT_LOG_DECAY;
+  if (in.activations.gate_kind != FW_GATE_INPUT_LOG_DECAY) {
+    const float rate = expf(a_log_of(in.activations, hv));
+    float bias[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) bias[e] = dt_bias_of(in.activations, hv, key + e);
+    cuda::for_gate_kind(gate_settings(in.activations), [&](const cuda::GateSettings &settings) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[r][e] = cuda::activate_gate_at<float>(settings, x[r][e], rate, bias[e]);
+      }
+    });
+  }
   float *to = out + ((static_cast<int64_t>(batch) * in.shape.T + first) * in.shape.HV + hv) * in.shape.K + key;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    if (made) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[r][e] = activated_gate(in.activations, x[r][e], hv, key + e);
-    }
     if (first + r < in.shape.T) {
       *reinterpret_cast<float4 *>(to + int64_t{r} * in.shape.HV * in.shape.K) = make_float4(x[r][0], x[r][1], x[r][2], x[r][3]);
     }

@@ -15,6 +15,18 @@ __device__ __forceinline__ float load_real(const void *base, Sm90Real type, int6
   return low_bf16(static_cast<const uint16_t *>(base)[index]);
 }
 
+// Sums over pairs of lanes, of which each keeps one half of its numbers, v[0 .. kHalf) then: the upper half where lane & kOther.
+template <int kHalf, int kLanes = 32, int kCount>
+__device__ __forceinline__ void fold(float (&v)[kCount], int lane) {
+  constexpr int kOther = kLanes * kHalf / kCount;
+  const bool upper = lane & kOther;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float send = upper ? v[i] : v[i + kHalf], keep = upper ? v[i + kHalf] : v[i];
+    v[i] = keep + __shfl_xor_sync(0xffffffffu, send, kOther);
+  }
+}
+
 __device__ __forceinline__ float2 times(float2 a, float2 b) { return make_float2(a.x * b.x, a.y * b.y); }
 
 // Gates of keys 2 pair and 2 pair + 1 of kRows rows from kRows * group on, as they are stored; the kernel's make_decays goes on.
@@ -35,6 +47,13 @@ __device__ __forceinline__ void load_gates(const Arguments &in, const Chunk &chu
     }
   }
 }
+
+// What load_gates reads where gates are not the kernel's own.
+struct LogitSource {
+  const void *g;
+  const Sm90Strides &g_strides;
+  const Shape &shape;
+};
 
 // G_i - G_j of gates kept as two floats.
 __device__ __forceinline__ float difference(float2 a, float2 b) { return (a.x - b.x) + (a.y - b.y); }

@@ -8,6 +8,8 @@
 //   dg_i: what flows across the decay of row i, sums of products without a difference: exp(G_end) <S, dS>, the rows' reads
 //   of S at and after i (q and k times the first terms of dq and dk), what rows before i left in the end (k times the fourth
 //   term), and (B1 q k^T + B2 k k^T)_mj for j < i <= m. Each has the decay of row i as a factor, so dg is 0 where g is -inf.
+// With a norm inside q and k are the rows as they came, whose 1 / length the factors have: the sums are then gradients of q / |q|
+// and k / |k| over |q| and |k|, and leave through the norm (project_rows).
 // <S, dS> takes eight more bits of both (where states are large and hold, dg is 2.2 times its bound with bf16 alone, 1.8 times with
 // four more bits).
 // Grid: one CTA a multiprocessor; each takes (slot, query/key head) after another, and its value heads in their order, whose
@@ -44,21 +46,6 @@ struct __align__(1024) GradientShared {
   uint64_t keys_full, keys_empty, rows_full, rows_empty, states_full, states_empty;
   uint64_t scores_full, scores_empty, flows_full, flows_empty, tail;
 };
-
-struct Item {
-  int slot, h;
-  Chunk chunk;
-};
-
-// Items of a CTA, without empty slots: f(item).
-template <class F>
-__device__ __forceinline__ void for_items(const GradientArguments &in, F f) {
-  const int items = in.shape.slots * in.shape.H;
-  for (int i = blockIdx.x; i < items; i += gridDim.x) {
-    const Item item = {i / in.shape.H, i % in.shape.H, chunk_of(in.shape, i / in.shape.H)};
-    if (item.chunk.rows > 0) f(item);
-  }
-}
 
 // One warp.
 template <Sm90Gate kGate, Sm90Erase kErase>
@@ -153,14 +140,14 @@ __device__ __forceinline__ void store_gate_gradient(const GradientArguments &in,
     const float mine = inside + (half == 1 ? left_high : left_low) + ((half == 1 ? read_high : read_low) + total);
     const Sm90Strides &s = in.dg_strides;
     if (row < chunk.rows) {
-      store_real(in.dg, in.g_type, chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head, mine);
+      store_real(in.dg, in.dg_type, chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head, mine);
     }
   }
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase>
+template <Sm90Erase kErase, bool kFlows>
 __device__ __forceinline__ void run_values(const GradientArguments &in, GradientShared &shared, int thread) {
-  constexpr bool kGated = kGate == Sm90Gate::kScalar, kSolve = kErase == Sm90Erase::kShared;
+  constexpr bool kSolve = kErase == Sm90Erase::kShared;
   const int group = in.shape.HV / in.shape.H, lane = thread % 32;
   uint32_t parity = 0;
   for_items(in, [&](const Item &item) {
@@ -168,7 +155,7 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
       const int hv = item.h * group + r;
       const int64_t index = static_cast<int64_t>(hv) * in.shape.slots + item.slot;
       float total = 0.0f;
-      if (kGated && in.dg) {
+      if constexpr (kFlows) {
         // A sixteenth of a thread's elements at a time, by one body of code: what does not fit in the cache of instructions costs
         // more than what it does. Dropped bits are loaded two turns ahead.
         const uint4 *from = in.forward.dropped + index * 1024 + thread, *d_from = in.reverse.dropped + index * 1024 + thread;
@@ -185,27 +172,25 @@ __device__ __forceinline__ void run_values(const GradientArguments &in, Gradient
       }
       arrive_warp(&shared.states_empty, lane);
       barrier_wait(shared_address(&shared.rows_full), parity);
-      if constexpr (kGated) total *= shared.factors.all[0];
+      if constexpr (kFlows) total *= shared.factors.all[0];
       store_value_gradient(in, shared.e, kSolve ? &shared.factors.beta : nullptr, item.chunk, hv, thread);
       arrive_warp(&shared.rows_empty, lane);
-      if constexpr (kGated) {
+      if constexpr (kFlows) {
         barrier_wait(shared_address(&shared.flows_full), parity);
-        if (in.dg) {
-          float(&of_warps)[4] = shared.total[parity];
+        float(&of_warps)[4] = shared.total[parity];
 #pragma unroll
-          for (int step = 16; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
-          if (lane == 0) of_warps[thread / 32] = total;
-          named_barrier(1, 128);
-          total = of_warps[0] + of_warps[1] + (of_warps[2] + of_warps[3]);
-          if (thread < 32) store_gate_gradient(in, shared, total, item.chunk, hv, lane);
-        }
+        for (int step = 16; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
+        if (lane == 0) of_warps[thread / 32] = total;
+        named_barrier(1, 128);
+        total = of_warps[0] + of_warps[1] + (of_warps[2] + of_warps[3]);
+        if (thread < 32) store_gate_gradient(in, shared, total, item.chunk, hv, lane);
         arrive_warp(&shared.flows_empty, lane);
       }
     }
   });
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase>
+template <Sm90Gate kGate, Sm90Erase kErase, bool kNormed, bool kFlows>
 __device__ __forceinline__ void run_queries(const GradientArguments &in, GradientShared &shared, int thread) {
   constexpr bool kGated = kGate == Sm90Gate::kScalar, kSolve = kErase == Sm90Erase::kShared;
   const int group = in.shape.HV / in.shape.H, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -215,6 +200,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
     float dq[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) dq[i] = 0.0f;
+    [[maybe_unused]] float inverse0 = 1.0f, inverse8 = 1.0f;  // 1 / length of the rows of q
     for (int r = 0; r < group; ++r, parity ^= 1) {
       const int hv = item.h * group + r;
       float2 read = {};
@@ -235,7 +221,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
         arrive_warp(&shared.states_empty, lane);
 #pragma unroll
         for (int i = 0; i < 64; ++i) p[i] *= i & 2 ? by8 : by0;
-        if constexpr (kGated) read = row_dots(p, shared.q, row0, t);
+        if constexpr (kFlows) read = row_dots(p, shared.q, row0, t);
 #pragma unroll
         for (int i = 0; i < 64; ++i) dq[i] += p[i];
       }
@@ -247,10 +233,15 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
         product_commit();
         product_wait<0>();
         hold(d);
-        decay_scores<kGated, false>(d, shared.factors, in.scale, in.scale, warp, g, t);
+        float scale0 = in.scale, scale8 = in.scale;
+        if constexpr (kNormed) {
+          scale0 = shared.factors.query[row0], scale8 = shared.factors.query[row8];
+          inverse0 = scale0 * in.inverse_scale, inverse8 = scale8 * in.inverse_scale;
+        }
+        decay_scores<kGated, false>(d, shared.factors, scale0, scale8, warp, g, t);
         barrier_wait(shared_address(&shared.scores_empty), parity ^ 1);
         store_image(d, shared_address(shared.b1), warp, lane);
-        if constexpr (kGated) {
+        if constexpr (kFlows) {
           hold(z);
           product_fence();
           multiply_rows_of(z, shared.q, shared.k);
@@ -279,9 +270,11 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
         product_wait<0>();
         hold(d);
         if (in.dbeta) store_beta_gradient(in, d, beta0, beta8, item.chunk, hv, warp, g, t);
-        decay_scores<kGated, true>(d, shared.factors, -beta0, -beta8, warp, g, t);
+        float left0 = -beta0, left8 = -beta8;
+        if constexpr (kNormed) left0 *= at_token(shared.factors.key, row0), left8 *= at_token(shared.factors.key, row8);
+        decay_scores<kGated, true>(d, shared.factors, left0, left8, warp, g, t);
         store_image(d, shared_address(shared.b2), warp, lane);
-        if constexpr (kGated) {
+        if constexpr (kFlows) {
           hold(z);
           product_fence();
           multiply_rows_of(z, shared.k, shared.k);
@@ -300,7 +293,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
       fence_async_shared();
       arrive_warp(&shared.rows_empty, lane);
       arrive_warp(&shared.scores_full, lane);
-      if constexpr (kGated) {
+      if constexpr (kFlows) {
         // Flows summed over columns j < i by a product with ones, the flows as two bf16.
         uint32_t a[4][4];
         float sums[32];
@@ -340,6 +333,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
       hold(dq);
       arrive_warp(&shared.scores_empty, lane);
     }
+    if constexpr (kNormed) project_rows(dq, shared.q, inverse0, inverse8, row0, t);
     arrive_warp(&shared.keys_empty, lane);
     keys_parity ^= 1;
     store_rows(dq, shared.dq, &in.dq_map, in.dq, in.dq_strides, item.chunk, item.h, thread, 2);
@@ -347,7 +341,7 @@ __device__ __forceinline__ void run_queries(const GradientArguments &in, Gradien
   if (thread == 0) store_wait<0>();
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase>
+template <Sm90Gate kGate, Sm90Erase kErase, bool kNormed, bool kFlows>
 __device__ __forceinline__ void run_keys(const GradientArguments &in, GradientShared &shared, int thread) {
   constexpr bool kGated = kGate == Sm90Gate::kScalar, kSolve = kErase == Sm90Erase::kShared;
   const int group = in.shape.HV / in.shape.H, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -357,11 +351,12 @@ __device__ __forceinline__ void run_keys(const GradientArguments &in, GradientSh
     float dk[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) dk[i] = 0.0f;
+    [[maybe_unused]] float inverse0 = 1.0f, inverse8 = 1.0f;  // 1 / length of the rows of k
     for (int r = 0; r < group; ++r, parity ^= 1) {
       float2 read = {}, wrote = {};
       barrier_wait(shared_address(&shared.states_full), parity);
       barrier_wait(shared_address(&shared.rows_full), parity);
-      float p[64];
+      float p[64];  // is multiplied and added apart: fused it lives on beside what it becomes, and registers do not suffice
       if constexpr (kSolve) {
         hold(p);
         product_fence();
@@ -373,10 +368,10 @@ __device__ __forceinline__ void run_keys(const GradientArguments &in, GradientSh
         product_wait<0>();
         hold(p);
 #pragma unroll
-        for (int i = 0; i < 64; ++i) p[i] *= i & 2 ? by8 : by0;
-        if constexpr (kGated) read = row_dots(p, shared.k, row0, t);
+        for (int i = 0; i < 64; ++i) p[i] = __fmul_rn(p[i], i & 2 ? by8 : by0);
+        if constexpr (kFlows) read = row_dots(p, shared.k, row0, t);
 #pragma unroll
-        for (int i = 0; i < 64; ++i) dk[i] += p[i];
+        for (int i = 0; i < 64; ++i) dk[i] = __fadd_rn(dk[i], p[i]);
       } else if (r == 0) {
         barrier_wait(shared_address(&shared.keys_full), keys_parity);
       }
@@ -389,14 +384,15 @@ __device__ __forceinline__ void run_keys(const GradientArguments &in, GradientSh
       if constexpr (kGated) {
         const float by0 = at_token(shared.factors.rest, row0), by8 = at_token(shared.factors.rest, row8);
 #pragma unroll
-        for (int i = 0; i < 64; ++i) p[i] *= i & 2 ? by8 : by0;
-        wrote = row_dots(p, shared.k, row0, t);
+        for (int i = 0; i < 64; ++i) p[i] = __fmul_rn(p[i], i & 2 ? by8 : by0);
+        if constexpr (kFlows) wrote = row_dots(p, shared.k, row0, t);
       }
+      if constexpr (kNormed) inverse0 = at_token(shared.factors.key, row0), inverse8 = at_token(shared.factors.key, row8);
       arrive_warp(&shared.states_empty, lane);
       arrive_warp(&shared.rows_empty, lane);
 #pragma unroll
-      for (int i = 0; i < 64; ++i) dk[i] += p[i];
-      if constexpr (kGated) {
+      for (int i = 0; i < 64; ++i) dk[i] = __fadd_rn(dk[i], p[i]);
+      if constexpr (kFlows) {
         barrier_wait(shared_address(&shared.flows_empty), parity ^ 1);
         if (t == 0) {
           shared.read_k[row0] = read.x, shared.read_k[row8] = read.y;
@@ -417,6 +413,7 @@ __device__ __forceinline__ void run_keys(const GradientArguments &in, GradientSh
       hold(dk);
       arrive_warp(&shared.scores_empty, lane);
     }
+    if constexpr (kNormed) project_rows(dk, shared.k, inverse0, inverse8, row0, t);
     arrive_warp(&shared.keys_empty, lane);
     keys_parity ^= 1;
     store_rows(dk, shared.dk, &in.dk_map, in.dk, in.dk_strides, item.chunk, item.h, thread, 3);
@@ -424,7 +421,7 @@ __device__ __forceinline__ void run_keys(const GradientArguments &in, GradientSh
   if (thread == 0) store_wait<0>();
 }
 
-template <Sm90Gate kGate, Sm90Erase kErase>
+template <Sm90Gate kGate, Sm90Erase kErase, bool kNormed, bool kFlows>
 __global__ void __launch_bounds__(512, 1) gradients_kernel(const __grid_constant__ GradientArguments in) {
   GradientShared &shared = *cuda::dynamic_shared<GradientShared>();
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
@@ -438,7 +435,7 @@ __global__ void __launch_bounds__(512, 1) gradients_kernel(const __grid_constant
     init(shared.tail, 1);
     barrier_init_fence();
   }
-  if constexpr (kGate == Sm90Gate::kScalar) {
+  if constexpr (kFlows) {
     const int row = threadIdx.x / 8, first = threadIdx.x % 8 * 8;
     const auto pair = [&](int j) { return (j < row ? 0x3f80u : 0u) | (j + 1 < row ? 0x3f800000u : 0u); };
     *reinterpret_cast<uint4 *>(shared.ones + swizzled(row, 2 * first)) =
@@ -452,13 +449,13 @@ __global__ void __launch_bounds__(512, 1) gradients_kernel(const __grid_constant
     if (thread < 32) load_items<kGate, kErase>(in, shared, thread);
   } else if (group == 1) {
     registers_shrink<104>();
-    run_values<kGate, kErase>(in, shared, thread);
+    run_values<kErase, kFlows>(in, shared, thread);
   } else if (group == 2) {
     registers_grow<216>();
-    run_queries<kGate, kErase>(in, shared, thread);
+    run_queries<kGate, kErase, kNormed, kFlows>(in, shared, thread);
   } else {
     registers_grow<168>();
-    run_keys<kGate, kErase>(in, shared, thread);
+    run_keys<kGate, kErase, kNormed, kFlows>(in, shared, thread);
   }
 }
 
@@ -475,8 +472,15 @@ struct Gradients {
       if (status == cudaSuccess) status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
       if (status != cudaSuccess) return status;
       const int64_t items = static_cast<int64_t>(in.shape.slots) * in.shape.H;
-      return cuda::launch({dim3(static_cast<unsigned>(items < count ? items : count)), 512, kBytes, stream, 1, true},
-                          gradients_kernel<kGate, kErase>, in);
+      const auto start = [&](void (*kernel)(GradientArguments)) {
+        return cuda::launch({dim3(static_cast<unsigned>(items < count ? items : count)), 512, kBytes, stream, 1, true}, kernel, in);
+      };
+      if constexpr (kGate == Sm90Gate::kScalar) {
+        if (in.has_l2norm && in.dg) return start(gradients_kernel<kGate, kErase, true, true>);
+        if (in.has_l2norm) return start(gradients_kernel<kGate, kErase, true, false>);
+        if (in.dg) return start(gradients_kernel<kGate, kErase, false, true>);
+      }
+      return start(gradients_kernel<kGate, kErase, false, false>);
     }
   }
 };

@@ -21,18 +21,62 @@ struct GradientArguments {
   Kept forward, reverse;  // V' and S at the chunks' starts; E and dS at their ends
   void *dq, *dk, *dv;     // bf16, or null
   Sm90Strides dq_strides, dk_strides, dv_strides;
-  void *dg, *dbeta;  // of the types of g and beta, or null
+  void *dg, *dbeta;  // of log gates and beta, for what they are made of see sm90_finish.cu; or null
   Sm90Strides dg_strides, dbeta_strides;
-  Sm90Real g_type, beta_type;
-  const void *g;  // vector gate
+  Sm90Real dg_type, dbeta_type;
+  bool has_l2norm;
+  const void *g;  // log gates of a vector gate
   Sm90Strides g_strides;
+  Sm90Real g_type;
   float *partial;  // vector gate, several value heads a query head: [slots, H, 2 (dq, dk), 64, 128], else null
   bool d_o_is_zero;
-  float scale;
+  float scale, inverse_scale;  // inverse_scale: 0 where it would not be finite
+  // Vector gate of logits:
+  const void *logits;  // or null
+  Sm90Strides logits_strides;
+  Sm90Real logits_type;
+  Sm90Activations activations;
+  float *gate_sums;        // see FinishArguments, or null
+  bool has_gate_gradient;  // whether dg or gate_sums is wanted
 };
+
+// What is left of an operand that was made inside, after the gradients.
+struct FinishArguments {
+  Shape shape;
+  Sm90Activations activations;
+  // Scalar gate, beta: gradients of log gates and of beta [B, T, HV] fp32 or null, logits, and where their gradients go or null.
+  const float *dg, *dbeta;
+  const void *g, *beta;
+  Sm90Real g_type, beta_type;
+  Sm90Strides g_strides, beta_strides;
+  void *to_g, *to_beta;
+  Sm90Strides to_g_strides, to_beta_strides;
+  float *gate_sums;  // [slots, HV, width]: of d_a_log, then of d_dt_bias; or null
+  int width;         // 2, or 1 + K of a vector gate
+  float *d_a_log, *d_dt_bias;
+  int64_t d_a_log_head, d_dt_bias_head, d_dt_bias_key;
+};
+
 
 cudaError_t launch_gradients(const GradientArguments &, Sm90Gate, Sm90Erase, cudaStream_t);
 cudaError_t launch_gradients_vector(const GradientArguments &, Sm90Erase, cudaStream_t);
+cudaError_t launch_finish(const FinishArguments &, cudaStream_t);
+
+// A chunk of a query/key head.
+struct Item {
+  int slot, h;
+  Chunk chunk;
+};
+
+// Items of a CTA, without empty slots: f(item).
+template <class F>
+__device__ __forceinline__ void for_items(const GradientArguments &in, F f) {
+  const int items = in.shape.slots * in.shape.H;
+  for (int i = blockIdx.x; i < items; i += gridDim.x) {
+    const Item item = {i / in.shape.H, i % in.shape.H, chunk_of(in.shape, i / in.shape.H)};
+    if (item.chunk.rows > 0) f(item);
+  }
+}
 
 __device__ __forceinline__ void store_real(void *base, Sm90Real type, int64_t index, float value) {
   if (type == Sm90Real::kFloat32) {
@@ -58,8 +102,8 @@ __device__ __forceinline__ void store_beta_gradient(const GradientArguments &in,
   const Sm90Strides &s = in.dbeta_strides;
   const int row = 16 * warp + g;
   const int64_t at = chunk.batch * s.batch + (chunk.start + row) * s.token + hv * s.head;
-  if (row < chunk.rows) store_real(in.dbeta, in.beta_type, at, upper / beta0);
-  if (row + 8 < chunk.rows) store_real(in.dbeta, in.beta_type, at + 8 * s.token, lower / beta8);
+  if (row < chunk.rows) store_real(in.dbeta, in.dbeta_type, at, upper / beta0);
+  if (row + 8 < chunk.rows) store_real(in.dbeta, in.dbeta_type, at + 8 * s.token, lower / beta8);
 }
 
 // The word of two bf16 at (row, 8 column + 2 t) of two images of 64 columns.
@@ -83,6 +127,18 @@ __device__ __forceinline__ float2 row_dots(const float (&p)[64], const unsigned 
     sum[1] += __shfl_xor_sync(0xffffffffu, sum[1], step);
   }
   return make_float2(sum[0], sum[1]);
+}
+
+// Rows of sums leave through the norm of an operand: with x / |x| the sums are gradients over |x|, of which the part along x goes.
+__device__ __forceinline__ void project_rows(float (&p)[64], const unsigned char *tiles, float inverse0, float inverse8, int row, int t) {
+  const float2 along = row_dots(p, tiles, row, t);
+  const float by0 = -along.x * inverse0 * inverse0, by8 = -along.y * inverse8 * inverse8;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    const uint32_t upper = word_at(tiles, row, j, t), lower = word_at(tiles, row + 8, j, t);
+    p[4 * j] = fmaf(by0, low_bf16(upper), p[4 * j]), p[4 * j + 1] = fmaf(by0, high_bf16(upper), p[4 * j + 1]);
+    p[4 * j + 2] = fmaf(by8, low_bf16(lower), p[4 * j + 2]), p[4 * j + 3] = fmaf(by8, high_bf16(lower), p[4 * j + 3]);
+  }
 }
 
 // d[tokens][keys] (+)= rows states^T over the 128 values: rows two images [tokens][64 values], states as Kept has them.

@@ -22,7 +22,7 @@
 // <S, dS> 2048, scores next to the diagonal 512, factors 896: 199 KB. Handing over: an mbarrier each for the two loads, else
 // __syncthreads.
 #include "cuda/launch.cuh"
-#include "ops/recurrence/sm90_gradients_flow.cuh"
+#include "ops/recurrence/sm90_gradients_made.cuh"
 
 namespace fw::sm90 {
 namespace {
@@ -74,16 +74,22 @@ __device__ __forceinline__ void load_rows(const GradientArguments &in, VectorGra
   load_bytes(shared_address(shared.e), in.reverse.rows + index * kPair, kPair, full);
   load_bytes(shared_address(shared.states), in.forward.states + index * kStates, kStates, full);
   load_bytes(shared_address(shared.d_states), in.reverse.states + index * kStates, kStates, full);
-  if (in.dg) {
+  if (in.has_gate_gradient) {
     constexpr uint32_t kDropped = 1024 * sizeof(uint4);
     prefetch_bytes(in.forward.dropped + index * 1024, kDropped);
     prefetch_bytes(in.reverse.dropped + index * 1024, kDropped);
   }
 }
 
+template <bool kNormed>
 __device__ __forceinline__ void load_keys(const GradientArguments &in, VectorGradientShared &shared, const Step &step) {
   if (step.item < 0) return;
-  barrier_expect_bytes(shared_address(&shared.keys_full), 4 * kTileBytes);
+  constexpr uint32_t kLengths = sizeof shared.lengths;
+  barrier_expect_bytes(shared_address(&shared.keys_full), 4 * kTileBytes + (kNormed ? kLengths : 0));
+  if constexpr (kNormed) {
+    const float *lengths = in.tiles.lengths + (static_cast<int64_t>(step.head) * in.shape.slots + step.slot) * (2 * kChunk);
+    load_bytes(shared_address(shared.lengths), lengths, kLengths, shared_address(&shared.keys_full));
+  }
   load_halves(shared.q, &in.q, &shared.keys_full, step.head, step.chunk);
   load_halves(shared.k, &in.k, &shared.keys_full, step.head, step.chunk);
 }
@@ -132,13 +138,7 @@ __device__ __forceinline__ void multiply_turned_states(float (&d)[32], const uns
   }
 }
 
-// Where a lane's rows of the 8x8 tiles of a block lie in q and k.
-__device__ __forceinline__ uint32_t block_corner(int warp, int block, int lane) {
-  const int part = lane / 8;
-  return warp / 4 * kTileBytes + swizzled(16 * block + 8 * (part >> 1) + lane % 8, 32 * (warp % 4) + 16 * (part & 1));
-}
-
-template <Sm90Erase kErase>
+template <Sm90Erase kErase, bool kNormed>
 __device__ __forceinline__ void make_sides(const VectorGradientShared &shared, BlockSides &sides, const Lane &lane) {
   const int warp = lane.warp;
 #pragma unroll
@@ -150,7 +150,7 @@ __device__ __forceinline__ void make_sides(const VectorGradientShared &shared, B
     float k[8], x[8];
     const uint32_t corner = block_corner(warp, block, lane.lane);
     load_tiles_transposed(words, shared_address(shared.k) + corner);
-    unpack_tile(k, words);
+    unpack_rows<kNormed>(k, words, shared, 1, block, lane.t);
     if (block < 3) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] = k[i] * of.end[i];
@@ -163,7 +163,7 @@ __device__ __forceinline__ void make_sides(const VectorGradientShared &shared, B
       pack_tile(sides.k[block - 1], x);
     }
     load_tiles_transposed(words, shared_address(shared.q) + corner);
-    unpack_tile(x, words);
+    unpack_rows<kNormed>(x, words, shared, 0, block, lane.t);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] *= of.start[i];
     pack_tile(sides.q[block - 1], x);
@@ -186,7 +186,7 @@ __device__ __forceinline__ void add_heads(float (&d)[8], float *partial, int par
   }
 }
 
-template <Sm90Erase kErase>
+template <Sm90Erase kErase, bool kNormed>
 __device__ __forceinline__ void run_block(const GradientArguments &in, VectorGradientShared &shared, const Step &step, int block,
                                           Sums &sums, const float (&whole)[2], const float (&pass)[2][4], const Lane &lane) {
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
@@ -198,9 +198,9 @@ __device__ __forceinline__ void run_block(const GradientArguments &in, VectorGra
   uint32_t words[4];
   const uint32_t corner = block_corner(warp, block, lane.lane);
   load_tiles_transposed(words, shared_address(shared.q) + corner);
-  unpack_tile(of.q, words);
+  unpack_rows<kNormed>(of.q, words, shared, 0, block, lane.t);
   load_tiles_transposed(words, shared_address(shared.k) + corner);
-  unpack_tile(of.k, words);
+  unpack_rows<kNormed>(of.k, words, shared, 1, block, lane.t);
   float reads[8], writes[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -225,10 +225,14 @@ __device__ __forceinline__ void run_block(const GradientArguments &in, VectorGra
     add_heads(of.dk, partial, 4 + block, 32 * warp + lane.lane, is_first, is_last);
   }
   // When heads are left these are not the sums yet, and q and k are loaded again.
-  pack_tile(words, of.dq);
-  store_tiles_transposed(shared_address(shared.q) + corner, words[0], words[1], words[2], words[3]);
-  pack_tile(words, of.dk);
-  store_tiles_transposed(shared_address(shared.k) + corner, words[0], words[1], words[2], words[3]);
+  if constexpr (kNormed) {
+    keep_gradients(shared, of, sums, block, lane);
+  } else {
+    pack_tile(words, of.dq);
+    store_tiles_transposed(shared_address(shared.q) + corner, words[0], words[1], words[2], words[3]);
+    pack_tile(words, of.dk);
+    store_tiles_transposed(shared_address(shared.k) + corner, words[0], words[1], words[2], words[3]);
+  }
   float *dg = shared.decay + (16 * block + 2 * lane.t) * kDecayPitch + key;
 #pragma unroll
   for (int i = 0; i < 8; ++i) dg[(i / 4 * 8 + i % 2) * kDecayPitch + i / 2 % 2 * 8] = of.dg[i];
@@ -248,25 +252,7 @@ __device__ __forceinline__ void store_short_rows(const unsigned char *tiles, voi
   }
 }
 
-// The pairs whose decays the thread has put there.
-template <bool kWide>
-__device__ __forceinline__ void store_gate_gradient(const GradientArguments &in, const VectorGradientShared &shared,
-                                                    const Chunk &chunk, int hv, int pair, int block) {
-  const Sm90Strides &s = in.dg_strides;
-  const int64_t at = chunk.batch * s.batch + (chunk.start + 16 * block) * s.token + hv * s.head + 2 * pair;
-#pragma unroll
-  for (int r = 0; r < 16; ++r) {
-    const float2 d = *reinterpret_cast<const float2 *>(shared.decay + (16 * block + r) * kDecayPitch + 2 * pair);
-    if (16 * block + r >= chunk.rows) continue;
-    if (kWide) {
-      *reinterpret_cast<float2 *>(static_cast<float *>(in.dg) + at + r * s.token) = d;
-    } else {
-      *reinterpret_cast<uint32_t *>(static_cast<__nv_bfloat16 *>(in.dg) + at + r * s.token) = pack_bf16(d.x, d.y);
-    }
-  }
-}
-
-template <Sm90Erase kErase, bool kWide>
+template <Sm90Erase kErase, bool kWide, bool kNormed>
 __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_constant__ GradientArguments in) {
   constexpr bool kSolve = kErase == Sm90Erase::kShared;
   auto &shared = *cuda::dynamic_shared<VectorGradientShared>();
@@ -287,7 +273,7 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
     const int heads = in.shape.HV / in.shape.H;
     shared.steps[0] = next_step(in.shape, {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), heads - 1, 0, 0, 0, {}});
     load_rows<kErase>(in, shared, shared.steps[0]);
-    load_keys(in, shared, shared.steps[0]);
+    load_keys<kNormed>(in, shared, shared.steps[0]);
   }
   __syncthreads();
   // The gates of a step are loaded at the end of the one before.
@@ -321,11 +307,12 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
       multiply_rows_of(d, kSolve && group == 1 ? shared.e : shared.d_o, shared.written);
       product_commit();
       DroppedBits dropped;
-      if (in.dg) load_dropped(dropped, in, step, 0, id);
+      if (kWide && in.logits) fetch_logits(in, shared, step, id % 64, id / 64);
+      if (in.has_gate_gradient) load_dropped(dropped, in, step, 0, id);
       make_decays<kWide>(step.chunk, id / 64, decays);
       keep_decays(shared, decays, id % 64, id / 64);
       store_value_gradient<256>(in, shared.e, kSolve ? &shared.factors.beta : nullptr, step.chunk, step.value_head, id);
-      if (in.dg) sum_kept(in, step, shared, dropped, id);
+      if (in.has_gate_gradient) sum_kept(in, step, shared, dropped, id);
       product_wait<0>();
       hold(d);
       finish_scores<kErase>(in, shared, step, d, id);
@@ -344,7 +331,7 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
     BlockSides sides;
     barrier_wait(shared_address(&shared.keys_full), parity);
     lane.place(id);
-    make_sides<kErase>(shared, sides, lane);
+    make_sides<kErase, kNormed>(shared, sides, lane);
     float beta[16];
     if constexpr (kSolve) read_tokens(beta, shared.factors.beta, lane.t);
     product_wait<0>();
@@ -369,7 +356,7 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
         total[b][n] = shared.total[b][key + 8 * n];
-        if (in.dg) whole[n] += shared.kept[b][key + 8 * n];
+        if (in.has_gate_gradient) whole[n] += shared.kept[b][key + 8 * n];
       }
       whole[n] *= total[0][n] * total[1][n] * total[2][n] * total[3][n];
     }
@@ -377,13 +364,26 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
       lane.place(id);
-      run_block<kErase>(in, shared, step, block, sums, whole, pass, lane);
+      run_block<kErase, kNormed>(in, shared, step, block, sums, whole, pass, lane);
+    }
+    const bool is_last = step.member + 1 == in.shape.HV / in.shape.H;
+    if constexpr (kNormed) {
+      __syncthreads();
+      if (is_last && id < 2 * kChunk) add_along(shared, id);
+      __syncthreads();
+      lane.place(id);
+      if (is_last) {
+#pragma unroll
+        for (int block = 0; block < 4; ++block) {
+          project_block(shared, shared.q, sums.of_q + 8 * block, 0, block, lane);
+          project_block(shared, shared.k, sums.of_keys + 8 * block, 1, block, lane);
+        }
+      }
     }
     fence_async_shared();
     __syncthreads();
     id = threadIdx.x + (static_cast<uint32_t>(step.item) >> 31);
     load_next(next, id);
-    const bool is_last = step.member + 1 == in.shape.HV / in.shape.H;
     if (is_last && step.chunk.rows == kChunk) {
       if (thread == 0) {
         for (int half = 0; half < 2; ++half) {
@@ -398,16 +398,16 @@ __global__ void __launch_bounds__(256, 1) gradients_vector_kernel(const __grid_c
       store_short_rows(shared.k, in.dk, in.dk_strides, step.chunk, step.head, id);
       __syncthreads();
     }
-    if (in.dg) store_gate_gradient<kWide>(in, shared, step.chunk, step.value_head, id % 64, id / 64);
+    store_gates<kWide, kNormed>(in, shared, step, id);
     if (thread == 0) {
       store_wait_read<0>();
-      load_keys(in, shared, next);
+      load_keys<kNormed>(in, shared, next);
     }
   }
   if (thread == 0) store_wait<0>();
 }
 
-template <Sm90Erase kErase, bool kWide>
+template <Sm90Erase kErase, bool kWide, bool kNormed>
 cudaError_t launch(const GradientArguments &in, cudaStream_t stream) {
   constexpr int kBytes = sizeof(VectorGradientShared);
   static_assert(kBytes <= 232448);
@@ -417,12 +417,13 @@ cudaError_t launch(const GradientArguments &in, cudaStream_t stream) {
   if (status != cudaSuccess) return status;
   const int64_t items = static_cast<int64_t>(in.shape.slots) * in.shape.H;
   return cuda::launch({dim3(static_cast<unsigned>(items < count ? items : count)), 256, kBytes, stream, 1, true},
-                      gradients_vector_kernel<kErase, kWide>, in);
+                      gradients_vector_kernel<kErase, kWide, kNormed>, in);
 }
 
 template <Sm90Erase kErase>
 cudaError_t launch(const GradientArguments &in, cudaStream_t stream) {
-  return in.g_type == Sm90Real::kFloat32 ? launch<kErase, true>(in, stream) : launch<kErase, false>(in, stream);
+  if (in.has_l2norm) return launch<kErase, true, true>(in, stream);
+  return in.g_type == Sm90Real::kFloat32 ? launch<kErase, true, false>(in, stream) : launch<kErase, false, false>(in, stream);
 }
 
 }  // namespace

@@ -32,6 +32,10 @@ struct __align__(1024) VectorGradientShared {
   float kept[4][kKey];                // <S, dS>, parts
   float4 near[kChunk / 2];            // of rows 2i, 2i + 1: B1 of both with themselves, B1 and B2 of the second with the first
   VectorFactors factors;
+  // Of q and of k, with a norm inside: 1 / length of rows, rows times their gradients (parts of warps, then sums over |x|^2).
+  float lengths[2][kChunk], along[2][kChunk][8], along_all[2][kChunk];
+  uint32_t logits[kChunk][kKey / 2];  // pairs of 16-bit gate logits
+  float gate_sums[4][kKey], rate_sums[8];  // of logits: parts of d_dt_bias and d_a_log
   Step steps[2];  // the one at hand and the next
   uint64_t rows_full, keys_full;
 };
@@ -62,6 +66,26 @@ __device__ __forceinline__ void load_scores_turned(uint32_t (&w)[4], uint32_t im
 __device__ __forceinline__ void multiply_block(float *x, const uint32_t (&a)[4], const uint32_t (&w)[4]) {
   multiply_bf16(quad(x), a, w[0], w[1]);
   multiply_bf16(quad(x + 4), a, w[2], w[3]);
+}
+
+// Of rows by row: those of a thread's elements of a block.
+__device__ __forceinline__ void read_rows(float (&x)[4], const float *rows, int block, int t) {
+  const float2 low = *reinterpret_cast<const float2 *>(rows + 16 * block + 2 * t);
+  const float2 high = *reinterpret_cast<const float2 *>(rows + 16 * block + 2 * t + 8);
+  x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+}
+
+// A thread's elements of a block of q (0) or k (1), of which `words` are as they came; kNormed: over the rows' lengths.
+template <bool kNormed>
+__device__ __forceinline__ void unpack_rows(float (&x)[8], const uint32_t (&words)[4], const VectorGradientShared &shared, int which,
+                                            int block, int t) {
+  unpack_tile(x, words);
+  if constexpr (kNormed) {
+    float by[4];
+    read_rows(by, shared.lengths[which], block, t);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= by[i / 4 * 2 + i % 2];
+  }
 }
 
 // ---- gates: thread (pair, block) has two keys of 16 rows
@@ -169,16 +193,6 @@ __device__ __forceinline__ void load_dropped(DroppedBits &to, const GradientArgu
   const int64_t at = (index * 2 + rank) * 512 + thread / 128 * 256 + thread % 128;
 #pragma unroll
   for (int i = 0; i < 2; ++i) to.state[i] = in.forward.dropped[at + 128 * i], to.d_state[i] = in.reverse.dropped[at + 128 * i];
-}
-
-template <int kHalf>
-__device__ __forceinline__ void fold(float (&v)[16], int lane) {
-  const bool upper = lane & (2 * kHalf);
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float send = upper ? v[i] : v[i + kHalf], keep = upper ? v[i + kHalf] : v[i];
-    v[i] = keep + __shfl_xor_sync(0xffffffffu, send, 2 * kHalf);
-  }
 }
 
 // <S, dS> of every key; a warpgroup 64 keys, a warp 32 values. dropped: of rank 0.

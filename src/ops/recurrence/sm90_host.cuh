@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cuda/sm90/tensor_map.cuh"
+#include "fastweight/recurrence.h"
 #include "ops/recurrence/sm90_prep.cuh"
 
 namespace fw::sm90 {
@@ -57,6 +58,39 @@ inline Sm90Gate kernel_gate(const Sm90Forward &in) {
   return in.gate == Sm90Gate::kNone && has_factors ? Sm90Gate::kScalar : in.gate;
 }
 
+// Whether a pass before prep makes the vector gate, or widens it where prep takes fp32 alone.
+inline bool makes_gate(const Sm90Forward &in) {
+  if (in.gate != Sm90Gate::kVector) return false;
+  return in.activations.gate_kind != FW_GATE_INPUT_LOG_DECAY || (in.has_l2norm && in.g_type != Sm90Real::kFloat32);
+}
+inline size_t made_gate_bytes(const Sm90Forward &in) {
+  return makes_gate(in) ? static_cast<size_t>(in.B) * in.T * in.HV * in.K * sizeof(float) : 0;
+}
+
+// Of prep what forward and backward have alike, but for tensor maps.
+inline PrepArguments prep_of(const Sm90Forward &in, const Shape &shape, const Tiles &tiles) {
+  PrepArguments prep = {};
+  prep.has_l2norm = in.has_l2norm, prep.reads_before = in.reads_before;
+  prep.activations = in.activations;
+  prep.q_rows = static_cast<const __nv_bfloat16 *>(in.q), prep.q_strides = in.q_strides;
+  prep.k_rows = static_cast<const __nv_bfloat16 *>(in.k), prep.k_strides = in.k_strides;
+  prep.shape = shape, prep.tiles = tiles;
+  prep.scale = in.scale;
+  prep.g = in.g, prep.g_strides = in.g_strides, prep.g_type = in.g_type;
+  prep.beta = in.beta, prep.beta_strides = in.beta_strides, prep.beta_type = in.beta_type;
+  return prep;
+}
+
+// The pass before prep, where there is one: prep's gate is then what it made, in `memory`.
+inline cudaError_t make_gate(const Sm90Forward &in, PrepArguments &prep, void *memory, cudaStream_t stream) {
+  if (!makes_gate(in)) return cudaSuccess;
+  float *made = static_cast<float *>(memory);
+  const cudaError_t status = launch_gate(prep, made, stream);
+  const int64_t token = in.HV * in.K;
+  prep.g = made, prep.g_type = Sm90Real::kFloat32, prep.g_strides = {in.T * token, token, in.K};
+  return status;
+}
+
 // Where prep leaves its tiles.
 struct TileLayout {
   size_t solve, factors, scores, scores_low, x_start, q_start, k_end, b_end;
@@ -83,7 +117,7 @@ inline Tiles tiles_at(unsigned char *base, const TileLayout &at) {
           base + at.scores,  base + at.x_start,
           base + at.q_start, base + at.k_end,
           base + at.b_end,   reinterpret_cast<VectorFactors *>(base + at.factors),
-          base + at.scores_low};
+          base + at.scores_low, nullptr};
 }
 
 // Of one state a (sequence, head, segment), in floats; 0 when there is one segment.

@@ -37,10 +37,6 @@ const char *unsupported_backward(const Problem &p) {
     return "backward: the erase is neither none nor shared and read after the decay";
   }
   if (given(p.p) || given(p.erase_gate) || given(p.write_gate)) return "backward: p, erase_gate or write_gate is given";
-  if (p.erase != FW_ERASE_NONE && !given(p.beta)) return "backward: beta is absent";
-  if (p.has_l2norm) return "backward: the L2 norm is asked for";
-  if (p.has_fixed_gate || p.gate_input != FW_GATE_INPUT_LOG_DECAY) return "backward: the gate is made inside";
-  if (p.beta_input != FW_BETA_INPUT_PLAIN) return "backward: beta is made inside";
   return nullptr;
 }
 
@@ -132,6 +128,11 @@ Sm90Backward backward_of(const Problem &p) {
   take(p.dv, &c.dv, &c.dv_strides);
   take(p.dg, &c.dg, &c.dg_strides);
   take(p.dbeta, &c.dbeta, &c.dbeta_strides);
+  if (given(p.d_a_log)) c.d_a_log = static_cast<float *>(p.d_a_log.data), c.d_a_log_head = p.d_a_log.strides[0];
+  if (given(p.d_dt_bias)) {
+    c.d_dt_bias = static_cast<float *>(p.d_dt_bias.data), c.d_dt_bias_head = p.d_dt_bias.strides[0];
+    c.d_dt_bias_key = p.gate == FW_GATE_VECTOR ? p.d_dt_bias.strides[1] : 0;
+  }
   if (given(p.d_final_state)) c.d_final_state = static_cast<const float *>(p.d_final_state.data);
   if (given(p.d_initial_state)) c.d_initial_state = static_cast<float *>(p.d_initial_state.data);
   return c;

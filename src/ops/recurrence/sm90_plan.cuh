@@ -106,6 +106,7 @@ struct Tiles {
   unsigned char *b_end;    // of independent erase keys, with which all these are what sm90_prep_independent.cu says
   VectorFactors *vector_factors;
   unsigned char *scores_low;  // what bf16 left of the scores; with a solve
+  float *lengths;  // 1 / length of the rows of q and of k, [H, slots, 2, 64]; of a vector gate with a norm in a backward, else null
 };
 
 }  // namespace fw::sm90

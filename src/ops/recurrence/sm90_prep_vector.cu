@@ -219,7 +219,14 @@ __global__ void __launch_bounds__(kPrepThreads, 2) prep_vector_kernel(const __gr
       if (kEach * group + r >= chunk.rows) sides.q[r] = sides.k[r] = 0;
     }
   }
-  if constexpr (Is::kNormed) normalize(sides.q, sides.k, shared.lengths, thread);
+  if constexpr (Is::kNormed) {
+    normalize(sides.q, sides.k, shared.lengths, thread);
+    if (in.tiles.lengths && thread < 2 * kChunk && hv % (in.shape.HV / in.shape.H) == 0) {
+      const float2 squared = shared.lengths[thread / kChunk][thread % kChunk];
+      float *to = in.tiles.lengths + (static_cast<int64_t>(h) * in.shape.slots + slot) * (2 * kChunk);
+      to[thread] = inverse_length(squared);
+    }
+  }
   sides.forget();
 
   const bool fails = __any_sync(0xffffffffu, store_sides(sides, group));

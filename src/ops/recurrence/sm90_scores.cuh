@@ -109,15 +109,8 @@ __device__ __forceinline__ float2 make_decays(const Chunk &chunk, int group, Row
   return all;
 }
 
-template <int kHalf>
-__device__ __forceinline__ void fold(float (&v)[kEach], int lane) {
-  const bool upper = lane & (4 * kHalf);
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float send = upper ? v[i] : v[i + kHalf], keep = upper ? v[i + kHalf] : v[i];
-    v[i] = keep + __shfl_xor_sync(0xffffffffu, send, 4 * kHalf);
-  }
-}
+// 1 / length of the squared length of a row, in two parts.
+__device__ __forceinline__ float inverse_length(float2 squared) { return rsqrtf(squared.x + squared.y + 1e-6f); }
 
 // Rows of q and k (a pair of 8 rows each thread) divided by their lengths, eps 1e-6 inside the root; bf16 becomes fp16,
 // whose eleven bits leave the one rounding to bf16 that tiles and images make. lengths: squared, of q and of k, each half of
@@ -143,8 +136,7 @@ __device__ __forceinline__ void normalize(uint32_t (&q)[kEach], uint32_t (&k)[kE
     uint32_t (&x)[kEach] = which == 0 ? q : k;
 #pragma unroll
     for (int r = 0; r < kEach; ++r) {
-      const float2 squared = lengths[which][kEach * group + r];
-      const float by = rsqrtf(squared.x + squared.y + 1e-6f);
+      const float by = inverse_length(lengths[which][kEach * group + r]);
       x[r] = pack_f16(by * low_bf16(x[r]), by * high_bf16(x[r]));
     }
   }
