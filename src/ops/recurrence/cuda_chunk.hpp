@@ -50,4 +50,26 @@ void launch_chunk_prep(const Problem &p, const ChunkImages &images);
 // kept: states and what rows write instead of o; final states are written where they are given. divisors: of the normaliser, or nullptr.
 void launch_chunk_scan(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept);
 
+// Chunks that kernels of the backward work on together: without a pack begin .. end - 1 of every sequence, else of all slots. The buffers
+// of states hold theirs alone, a slot each.
+struct ChunkRange {
+  int64_t begin, end;
+};
+static inline int64_t range_slots(const Problem &p, const ChunkRange &range) { return (given(p.cu_seqlens) ? 1 : p.N) * (range.end - range.begin); }
+
+struct ChunkGradients {
+  float *states;    // [slot of the range][HV][width][keys]: of S^T at the end of the chunk
+  float *d_u, *d_z; // [slot][HV][16][width]: of u and z; without independent erase keys d_z is absent, -d_u
+  float *carried;   // [N][HV][width][keys]: of S^T where the range begins
+};
+
+// The range's chunks, last to first: from d_o and d_final_state, or what a range after it carried, to `out` and d_initial_state.
+void launch_chunk_reverse(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkRange &range, const ChunkGradients &out);
+
+struct RowGradients;
+// The range's gradients of rows, dv and d_write_gate, all chunks at once.
+void launch_chunk_gradients(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkRange &range, const ChunkStates &kept,
+                            const ChunkGradients &gradients, const RowGradients &out);
+int32_t chunk_gradients_shared_bytes(const Problem &p);
+
 }  // namespace fw::recurrence

@@ -40,30 +40,21 @@ struct Stage {
   static constexpr int kFloats = kValues + kChunkRows * kValuePitch;
 };
 
-template <int kColumns>
-__device__ __forceinline__ void copy_image(float *to, int pitch, const float *from, int from_pitch) {
-#pragma unroll
-  for (int at = threadIdx.x; at < kChunkRows * kColumns / 4; at += kScanThreads) {
-    const int row = at / (kColumns / 4), column = at % (kColumns / 4) * 4;
-    cuda::copy_quad(to + row * pitch + column, from + row * from_pitch + column);
-  }
-}
-
 template <fw_erase kErase, int kKeys, bool kKeeps>
 __device__ __forceinline__ void copy_chunk(const ChunkImages &images, const float *record, int column, float *to) {
   using At = Stage<kErase, kKeys, kKeeps>;
   if constexpr (At::kErases) {
-    copy_image<kKeys>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
-    copy_image<kChunkRows>(to + At::kSolve, kScorePitch, record + (At::kIndependent ? images.m : images.t), kChunkRows);
+    copy_image<kKeys, kScanThreads>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
+    copy_image<kChunkRows, kScanThreads>(to + At::kSolve, kScorePitch, record + (At::kIndependent ? images.m : images.t), kChunkRows);
   }
-  copy_image<kScanColumns>(to + At::kValues, kValuePitch, record + images.values + column, images.width);
+  copy_image<kScanColumns, kScanThreads>(to + At::kValues, kValuePitch, record + images.values + column, images.width);
   if constexpr (!kKeeps) {
-    copy_image<kKeys>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
-    copy_image<kChunkRows>(to + At::kQk, kScorePitch, record + images.qk, kChunkRows);
-    if constexpr (At::kIndependent) copy_image<kChunkRows>(to + At::kQb, kScorePitch, record + images.qb, kChunkRows);
+    copy_image<kKeys, kScanThreads>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
+    copy_image<kChunkRows, kScanThreads>(to + At::kQk, kScorePitch, record + images.qk, kChunkRows);
+    if constexpr (At::kIndependent) copy_image<kChunkRows, kScanThreads>(to + At::kQb, kScorePitch, record + images.qb, kChunkRows);
   }
-  copy_image<kKeys>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
-  if constexpr (At::kIndependent) copy_image<kKeys>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
+  copy_image<kKeys, kScanThreads>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
+  if constexpr (At::kIndependent) copy_image<kKeys, kScanThreads>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
   if (threadIdx.x < kKeys / 4) cuda::copy_quad(to + At::kTotal + 4 * threadIdx.x, record + images.total + 4 * threadIdx.x);
 }
 

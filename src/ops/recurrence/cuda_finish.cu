@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads) sum_gates(const __grid_constant__ Pr
 int64_t finish_blocks(const Problem &p) { return (p.B * p.T + kTokensABlock - 1) / kTokensABlock; }
 
 void launch_finish(const Problem &p, const RowGradients &rows) {
-  const int32_t panels = plan_panels(p).count;
+  const int32_t panels = rows.panels;
   const cudaStream_t stream = static_cast<cudaStream_t>(p.stream);
   const int64_t key_rows = p.B * p.R * p.H, blocks = finish_blocks(p);
   const int32_t key_bytes = static_cast<int32_t>(4 * kKeyWarps * kKeyRows * p.K);
