@@ -44,8 +44,6 @@ struct ChunkStates {
 // 1 or 2: tf32 parts of an operand.
 int32_t chunk_parts(const Problem &p);
 
-int32_t chunk_shared_bytes(const Problem &p);  // of the block that needs the most
-
 void launch_chunk_prep(const Problem &p, const ChunkImages &images);
 // kept: states and what rows write instead of o; final states are written where they are given. divisors: of the normaliser, or nullptr.
 void launch_chunk_scan(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept);

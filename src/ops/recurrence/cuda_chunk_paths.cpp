@@ -48,11 +48,6 @@ bool cuda_chunk_accepts(const fw_context &context, const Problem &p, Reason &rea
   }
   int64_t blocks = 0;
   if (!mul_fits(chunk_slots(p), p.HV, &blocks) || blocks > INT32_MAX) return reason.refuse("more than 2^31 chunks of 16 rows times value heads");
-#if defined(FW_HAVE_CUDA)
-  if (chunk_shared_bytes(p) > cuda::shared_memory_limit()) {
-    return reason.refuse("a thread block needs %d bytes of shared memory here, the device allows %d", chunk_shared_bytes(p), cuda::shared_memory_limit());
-  }
-#endif
   return true;
 }
 

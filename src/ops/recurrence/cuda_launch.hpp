@@ -7,6 +7,10 @@
 
 namespace fw::recurrence {
 
+// Whether every row of the last dimension is dense and starts at a multiple of 4 elements; the stride of a dimension of one counts for
+// nothing.
+bool has_whole_quads(const fw_tensor &t);
+
 // Forward and step of every row. divisors: [B,T,H] of the normaliser or nullptr; saved: see saved.hpp, or nullptr.
 void launch_recurrent(const Problem &p, const float *divisors, float *saved);
 

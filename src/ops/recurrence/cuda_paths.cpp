@@ -28,9 +28,7 @@ bool cuda_accepts(const fw_context &, const Problem &p, Reason &reason) {
   return true;
 }
 
-// Whether every row of the last dimension is dense and starts at a multiple of 4 elements; the stride of a dimension of one counts for
-// nothing.
-static bool has_whole_quads(const fw_tensor &t) {
+bool has_whole_quads(const fw_tensor &t) {
   const int32_t last = t.ndim - 1;
   bool is_aligned = t.strides[last] == 1 && reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(4 * dtype_size(t.dtype)) == 0;
   for (int32_t i = 0; i < last; ++i) is_aligned = is_aligned && (t.shape[i] <= 1 || t.strides[i] % 4 == 0);
