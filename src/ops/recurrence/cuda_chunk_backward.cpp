@@ -3,6 +3,7 @@
 #include "core/operands.hpp"
 #include "cuda/device.hpp"
 #include "ops/recurrence/cuda_chunk.hpp"
+#include "ops/recurrence/cuda_chunk_kept.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_paths.hpp"
 
@@ -27,27 +28,53 @@ struct Workspace {
   ChunkImages images;
   ChunkStates kept;
   ChunkGradients gradients;
-  ChunkRange range;
   RowGradients rows;
   float *divisors;  // [B,T,H]
   float *sums;      // [B,T,H,K]
+  ChunkRange whole;
 
-  Workspace(Ledger &ledger, const Problem &p) : images(plan_chunk_images(p, nullptr, true)), kept{}, gradients{}, range{}, divisors(nullptr), sums(nullptr) {
+  Workspace(Ledger &ledger, const Problem &p) : images(plan_chunk_images(p, nullptr, true)), kept{}, gradients{}, divisors(nullptr), sums(nullptr), whole(whole_range(p)) {
     if (p.has_normalizer) {
       const int64_t tokens = product(product(p.B, p.T), p.H);
       divisors = ledger.take<float>(tokens);
       sums = ledger.take<float>(product(tokens, p.K));
     }
-    const int64_t slots = chunk_slots(p), heads = product(slots, p.HV), values = product(heads, kChunkRows * images.width);
-    range = {0, given(p.cu_seqlens) ? slots : (p.R + kChunkRows - 1) / kChunkRows};
-    images.data = ledger.take<float>(product(heads, images.record));
-    kept.u = ledger.take<float>(values), gradients.d_u = ledger.take<float>(values);
-    if (p.erase == FW_ERASE_INDEPENDENT) kept.z = ledger.take<float>(values), gradients.d_z = ledger.take<float>(values);
-    const int64_t states = product(product(range_slots(p, range), p.HV), images.width * images.keys);
-    kept.states = ledger.take<float>(states), gradients.states = ledger.take<float>(states);
+    images.data = ledger.take<float>(product(product(chunk_slots(p), p.HV), images.record));
+    const bool is_independent = p.erase == FW_ERASE_INDEPENDENT;
+    const int64_t state = images.width * images.keys, values = kChunkRows * images.width, sequences = given(p.cu_seqlens) ? 1 : p.N;
+    const int64_t each = 4 * product(product(sequences, p.HV), 2 * state + (is_independent ? 4 : 2) * values);  // bytes of a chunk of every head
+    const int64_t fits = (product(p.N, p.HV) < kFewHeads ? kMostKeptOfFew : kMostKept) / (each > 0 ? each : 1), chunks = whole.end;
+    const int64_t ranges = fits >= chunks ? 1 : fits > 0 ? (chunks + fits - 1) / fits : chunks;
+    kept.length = ranges > 0 ? (chunks + ranges - 1) / ranges : 0;
+    const int64_t heads = product(product(sequences, kept.length), p.HV);
+    kept.states = ledger.take<float>(product(heads, state)), gradients.states = ledger.take<float>(product(heads, state));
+    kept.u = ledger.take<float>(product(heads, values)), gradients.d_u = ledger.take<float>(product(heads, values));
+    if (is_independent) kept.z = ledger.take<float>(product(heads, values)), gradients.d_z = ledger.take<float>(product(heads, values));
+    if (kept.length < chunks) {
+      kept.starts = ledger.take<float>(product(product((chunks - 1) / kept.length, product(sequences, p.HV)), state));
+      gradients.carried = ledger.take<float>(product(product(p.N, p.HV), state));
+    }
     rows = take_row_gradients(ledger, p, 1);
   }
 };
+
+void run_chunks(const Problem &p, const Workspace &w) {
+  const Problem forward = states_only(p);
+  launch_chunk_prep(p, w.images);
+  if (w.kept.starts) {
+    ChunkStates starts = w.kept;
+    starts.states = nullptr, starts.range = w.whole;
+    launch_chunk_scan(forward, w.images, nullptr, &starts);
+  }
+  const int64_t last = w.whole.end > 0 ? (w.whole.end - 1) / w.kept.length : 0;
+  for (int64_t i = last; i >= 0; --i) {
+    ChunkStates kept = w.kept;
+    kept.range = {i * kept.length, i < last ? (i + 1) * kept.length : w.whole.end};
+    launch_chunk_scan(forward, w.images, nullptr, &kept);
+    launch_chunk_reverse(p, w.images, w.divisors, kept.range, w.gradients);
+    launch_chunk_gradients(p, w.images, w.divisors, kept, w.gradients, w.rows);
+  }
+}
 
 }  // namespace
 
@@ -63,12 +90,8 @@ fw_status cuda_chunk_backward_run(fw_context &, const Problem &p, void *memory) 
   Ledger ledger(memory);
   const Workspace w(ledger, p);
   if (p.N > 0) {
-    const Problem forward = states_only(p);
-    if (p.has_normalizer) launch_normalizer(forward, w.divisors, w.sums);
-    launch_chunk_prep(p, w.images);
-    launch_chunk_scan(forward, w.images, nullptr, &w.kept);
-    launch_chunk_reverse(p, w.images, w.divisors, w.range, w.gradients);
-    launch_chunk_gradients(p, w.images, w.divisors, w.range, w.kept, w.gradients, w.rows);
+    if (p.has_normalizer) launch_normalizer(states_only(p), w.divisors, w.sums);
+    run_chunks(p, w);
     if (p.has_normalizer) launch_normalizer_backward(p, w.divisors, w.sums, w.rows);
   }
   launch_finish(p, w.rows);

@@ -253,12 +253,12 @@ __device__ __noinline__ void reverse_chunk_channels(const Problem &p, const Grad
 
 template <fw_gate kGate, fw_erase kErase>
 __global__ void __launch_bounds__(kThreads, 2)
-    chunk_gradients(const __grid_constant__ Problem p, const __grid_constant__ Panels l, const float *divisors, const __grid_constant__ ChunkRange range,
-                    const __grid_constant__ ChunkStates kept, const __grid_constant__ ChunkGradients gradients, bool is_one_part,
+    chunk_gradients(const __grid_constant__ Problem p, const __grid_constant__ Panels l, const float *divisors, const __grid_constant__ ChunkStates kept,
+                    const __grid_constant__ ChunkGradients gradients, bool is_one_part,
                     const __grid_constant__ RowGradients out) {
   constexpr bool kIndependent = kErase == FW_ERASE_INDEPENDENT;
   const uint32_t heads = static_cast<uint32_t>(p.HV), local = blockIdx.x / heads, hv = blockIdx.x - local * heads;
-  const int64_t slot = slot_of(p, range, local), head = slot * p.HV + hv;
+  const int64_t slot = slot_of(p, kept.range, local), head = static_cast<int64_t>(local) * p.HV + hv;
   const ChunkPlace place = find_chunk(p, slot);
   const int n = place.rows, width = l.width();
   if (n <= 0) return;
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int at = n * (width + 8) + threadIdx.x; at < kChunkRows * (width + 8); at += kThreads) s.d_o[at] = 0.0f;
   cuda::copy_wait<0>();
   __syncthreads();  // rows of keys and values are there
-  const int64_t states_at = (static_cast<int64_t>(local) * p.HV + hv) * width * l.pitch;
+  const int64_t states_at = head * width * l.pitch;
   const float *states = kept.states + states_at, *d_states = gradients.states + states_at;
   if (l.pitch == 64) {
     is_one_part ? multiply_states<kErase, 64, 1>(p, s, width, states, d_states) : multiply_states<kErase, 64, 2>(p, s, width, states, d_states);
@@ -317,12 +317,12 @@ struct SharedBytes {
 
 struct Launch {
   template <fw_gate kGate, fw_erase kErase>
-  static void run(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkRange &range, const ChunkStates &kept,
+  static void run(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept,
                   const ChunkGradients &gradients, const RowGradients &out) {
     const Panels l = {images.width / kColumnsOwned, 1, kChunkRows, images.keys};
-    const uint32_t blocks = static_cast<uint32_t>(range_slots(p, range) * p.HV);
+    const uint32_t blocks = static_cast<uint32_t>(range_slots(p, kept.range) * p.HV);
     const int32_t bytes = SharedBytes::run<kGate, kErase>(images);
-    cuda::launch({blocks, kThreads, bytes, static_cast<cudaStream_t>(p.stream)}, chunk_gradients<kGate, kErase>, p, l, divisors, range, kept, gradients,
+    cuda::launch({blocks, kThreads, bytes, static_cast<cudaStream_t>(p.stream)}, chunk_gradients<kGate, kErase>, p, l, divisors, kept, gradients,
                  chunk_parts(p) == 1, out);
   }
 };
@@ -331,9 +331,9 @@ struct Launch {
 
 int32_t chunk_gradients_shared_bytes(const Problem &p) { return dispatch_axes<SharedBytes>(p, plan_chunk_images(p, nullptr, true)); }
 
-void launch_chunk_gradients(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkRange &range, const ChunkStates &kept,
+void launch_chunk_gradients(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept,
                             const ChunkGradients &gradients, const RowGradients &out) {
-  if (range_slots(p, range) > 0) dispatch_axes<Launch>(p, p, images, divisors, range, kept, gradients, out);
+  if (range_slots(p, kept.range) > 0) dispatch_axes<Launch>(p, p, images, divisors, kept, gradients, out);
 }
 
 }  // namespace fw::recurrence

@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(kReverseThreads)
   if (span.first < span.last) load_output(p, chunk_of(segment, p.n_sub, span.last - 1), hv, block.h, column, divisors, next);
 
   Gradient dS[kBlocks][4] = {};
-  float *const carried = out.carried + ((n * p.HV + hv) * images.width + column + g) * kKeys + 8 * t;
-  const auto move_whole = [&](float *base, auto f) {  // as the buffers of states lie
+  const auto move_whole = [&](float *states, int64_t slot, auto f) {  // as the buffers of states lie
+    float *const base = states + ((slot * p.HV + hv) * images.width + column + g) * kKeys + 8 * t;
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
@@ -166,11 +166,11 @@ __global__ void __launch_bounds__(kReverseThreads)
       }
     }
   };
-  const auto store_whole = [&](float *base) {
-    move_whole(base, [](float4 &at, float a, float b, float c, float d) { at = make_float4(a, b, c, d); });
+  const auto store_whole = [&](float *states, int64_t slot) {
+    move_whole(states, slot, [](float4 &at, float a, float b, float c, float d) { at = make_float4(a, b, c, d); });
   };
   if (span.last < span.chunks) {
-    move_whole(carried, [](const float4 &at, float &a, float &b, float &c, float &d) { a = at.x, b = at.y, c = at.z, d = at.w; });
+    if (has_columns) move_whole(out.carried, n, [](const float4 &at, float &a, float &b, float &c, float &d) { a = at.x, b = at.y, c = at.z, d = at.w; });
   } else if (given(p.d_final_state)) {
     const StatePlace at = find_state(p, p.d_final_state, n, hv);
     for_gradient<kBlocks>(p, column, [&](int m, int j, int e, int64_t k, int64_t v) {
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kReverseThreads)
     copy(chunk - (kStages - 1));
     if (!has_columns) continue;
     const float *const stage = shared + chunk % kStages * At::kFloats;
-    store_whole(out.states + (((span.local + chunk) * p.HV + hv) * images.width + column + g) * kKeys + 8 * t);
+    store_whole(out.states, span.local + chunk);
 
     cuda::Tf32Rows<kParts> d_o[2];
 #pragma unroll
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kReverseThreads)
       }
       if constexpr (At::kIndependent) multiply_scores<kParts>(d_u, z, stage + At::kXk);
     }
-    float *const rows = out.d_u + ((span.slot + chunk) * p.HV + hv) * kChunkRows * images.width + column + g;
+    float *const rows = out.d_u + ((span.local + chunk) * p.HV + hv) * kChunkRows * images.width + column + g;
     float *const rows_z = At::kIndependent ? out.d_z + (rows - out.d_u) : nullptr;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kReverseThreads)
   cuda::copy_wait<0>();
   if (!has_columns) return;
   if (span.first > 0) {
-    store_whole(carried);
+    store_whole(out.carried, n);
   } else if (given(p.d_initial_state)) {
     const StatePlace at = find_state(p, p.d_initial_state, n, hv);
     for_gradient<kBlocks>(p, column, [&](int m, int j, int e, int64_t k, int64_t v) {

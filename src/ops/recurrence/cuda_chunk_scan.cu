@@ -100,8 +100,10 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
   const int first_column = block.panel * kScanColumns, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int in_block = threadIdx.x / 32 * 16, column = first_column + in_block;
   const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
-  const int64_t begin = segment.begin * p.n_sub, first_slot = slot_at(p, n, begin, kChunkRows);
-  const int chunks = static_cast<int>(((segment.end - segment.begin) * p.n_sub + kChunkRows - 1) / kChunkRows);
+  const ChunkSpan span = span_of(p, kept.range, segment, n);
+  if (kKeeps && span.first >= span.last) return;
+  const int64_t first_slot = span.slot;
+  const int chunks = span.last;
   const bool has_columns = column < p.V;
 
   const auto copy = [&](int chunk) {
@@ -112,27 +114,42 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     cuda::copy_commit();
   };
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) copy(i);
+  for (int i = 0; i < kStages - 1; ++i) copy(span.first + i);
 
   Sums S[kTiles];
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) S[tile][0] = S[tile][1] = S[tile][2] = S[tile][3] = 0.0f;
-  if (given(p.initial_state)) {
+  const auto move_state = [&](float *base, auto f) {  // as the buffers of states lie
+    float *at = base + (column + g) * kKeys + 2 * t;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      f(*reinterpret_cast<float2 *>(at + 8 * tile), S[tile][0], S[tile][1]);
+      f(*reinterpret_cast<float2 *>(at + 8 * kKeys + 8 * tile), S[tile][2], S[tile][3]);
+    }
+  };
+  const auto store_state = [&](float *base) { move_state(base, [](float2 &at, float a, float b) { at = make_float2(a, b); }); };
+  const int64_t state = static_cast<int64_t>(images.width) * kKeys, sequences = given(p.cu_seqlens) ? 1 : p.N;
+  const auto start_at = [&](int64_t range) {
+    return kept.starts + (((range - 1) * sequences + (given(p.cu_seqlens) ? 0 : n)) * p.HV + hv) * state;
+  };
+  if (kKeeps && span.first > 0) {
+    if (has_columns) move_state(start_at(kept.range.begin / kept.length), [](const float2 &at, float &a, float &b) { a = at.x, b = at.y; });
+  } else if (given(p.initial_state)) {
     for_state<kTiles>(p, find_state(p, p.initial_state, n, hv), column, [&](int tile, int e, int64_t at) { S[tile][e] = load_at(p.initial_state, at); });
   }
-  for (int chunk = 0; chunk < chunks; ++chunk) {
+  for (int chunk = span.first; chunk < chunks; ++chunk) {
     cuda::copy_wait<kStages - 2>();
     __syncthreads();  // this chunk's images are there, and every warp is done with those of the chunk before
     copy(chunk + kStages - 1);
     if (!has_columns) continue;
     const float *const stage = shared + chunk % kStages * At::kFloats;
-    const int64_t slot_head = (first_slot + chunk) * p.HV + hv;
+    const int64_t slot_head = (span.local + chunk) * p.HV + hv;
     if constexpr (kKeeps) {
-      float *to = kept.states + (slot_head * images.width + column + g) * kKeys + 2 * t;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        *reinterpret_cast<float2 *>(to + 8 * tile) = make_float2(S[tile][0], S[tile][1]);
-        *reinterpret_cast<float2 *>(to + 8 * kKeys + 8 * tile) = make_float2(S[tile][2], S[tile][3]);
+      if (kept.states) {
+        store_state(kept.states + slot_head * state);
+      } else if (chunk > 0) {
+        const uint32_t at = static_cast<uint32_t>(given(p.cu_seqlens) ? first_slot + chunk : chunk), length = static_cast<uint32_t>(kept.length);
+        if (at % length == 0) store_state(start_at(at / length));
       }
     }
 
@@ -186,7 +203,7 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     const ChunkPlace rows = chunk_of(segment, p.n_sub, chunk);
     if constexpr (kKeeps) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; kept.states && i < 2; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int64_t at = (slot_head * kChunkRows + 8 * i + 2 * t + e % 2) * images.width + column + g + e / 2 * 8;
@@ -251,10 +268,12 @@ void launch_as(const Problem &p, const ChunkImages &images, const float *divisor
 }
 template <fw_erase kErase, int kKeys, int kParts>
 void launch_parts(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
+  ChunkStates all = {};
+  all.range = whole_range(p);
   if (kept) {
     launch_as<kErase, kKeys, kParts, true>(p, images, divisors, *kept);
   } else {
-    launch_as<kErase, kKeys, kParts, false>(p, images, divisors, {});
+    launch_as<kErase, kKeys, kParts, false>(p, images, divisors, all);
   }
 }
 template <fw_erase kErase>
