@@ -49,7 +49,7 @@ Outputs forward_in_pieces(const Path &path, const Spec &spec, const Operands &al
 
 TEST(Laws, SplitForward) {
   for (const Spec &row : law_rows()) {
-    for (const Path &path : paths(FW_FORWARD)) {
+    for (const Path &path : paths(FW_FORWARD, row.dtype)) {
       Spec spec = row;
       const int64_t C = chunk_length(path, spec, rounded_operands(spec));
       spec.T = 2 * C + 5;
@@ -111,7 +111,7 @@ TEST(Laws, SplitBackward) {
 TEST(Laws, PackedIsSeparate) {
   for (const Spec &row : law_rows()) {
     for (fw_direction direction : {FW_FORWARD, FW_BACKWARD}) {
-      for (const Path &path : paths(direction)) {
+      for (const Path &path : paths(direction, row.dtype)) {
         Spec spec = row;
         spec.T = 61, spec.pack = 5, spec.offsets = {0, 19, 19, 20, 37, 58};
         const Operands all = rounded_operands(spec);
@@ -146,7 +146,7 @@ TEST(Laws, PackedIsSeparate) {
 // Another finite token, or more tokens, change nothing before them.
 TEST(Laws, Causal) {
   for (const Spec &row : law_rows()) {
-    for (const Path &path : paths(FW_FORWARD)) {
+    for (const Path &path : paths(FW_FORWARD, row.dtype)) {
       Spec spec = row;
       const Operands all = rounded_operands(spec);
       const Outputs whole = run_path(path, spec, all, FW_FORWARD);
@@ -178,7 +178,7 @@ TEST(Laws, ChunkAgreesWithRecurrent) {
     Spec spec = row;
     spec.T = 53;
     const Checked checked(spec, FW_FORWARD);
-    for (const Path &path : paths(FW_FORWARD)) {
+    for (const Path &path : paths(FW_FORWARD, row.dtype)) {
       EXPECT_LE(checked.share(run_path(path, spec, checked.operands(), FW_FORWARD)), 1.0) << checked.repro(path.impl);
     }
   }
@@ -188,7 +188,7 @@ TEST(Laws, ChunkAgreesWithRecurrent) {
 TEST(Laws, BatchAndHeadsPermute) {
   for (const Spec &row : law_rows()) {
     for (fw_direction direction : {FW_FORWARD, FW_BACKWARD, FW_STEP}) {
-      for (const Path &path : paths(direction)) {
+      for (const Path &path : paths(direction, row.dtype)) {
         Spec spec = row;
         spec.B = 3, spec.H = 2, spec.group = 2, spec.T = 21;
         if (row_of(spec).has_fixed_gate) spec.H = 1, spec.group = 1;  // its decay depends on the head
@@ -225,7 +225,7 @@ TEST(Laws, BatchAndHeadsPermute) {
 TEST(Laws, LayoutsAreTransposed) {
   for (const Spec &row : law_rows()) {
     for (fw_direction direction : {FW_FORWARD, FW_BACKWARD, FW_STEP}) {
-      for (const Path &path : paths(direction)) {
+      for (const Path &path : paths(direction, row.dtype)) {
         Spec kv = row, vk = row;
         kv.T = vk.T = 19;
         vk.layout = FW_STATE_VK;
@@ -269,7 +269,7 @@ TEST(Laws, RepeatsAndThreadsGiveTheSameBits) {
   }
   for (const Spec &row : rows) {
     for (fw_direction direction : {FW_FORWARD, FW_BACKWARD, FW_STEP}) {
-      for (const Path &path : paths(direction)) {
+      for (const Path &path : paths(direction, row.dtype)) {
         Spec spec = row;
         spec.form = path.form;
         if (has_gate_tensor(spec) && direction == FW_BACKWARD)

@@ -78,7 +78,7 @@ TEST(Promises, ExtremeGates) {
           if (pattern == 2) x = random.chance(0.03) ? -INFINITY : 0.0;
         }
         Checked checked(spec, direction, {}, operands);
-        for (const Path &path : paths(direction)) {
+        for (const Path &path : paths(direction, spec.dtype)) {
           SCOPED_TRACE("pattern " + std::to_string(pattern));
           const Outputs out = checked.run(path);
           for (const auto &[name, values] : out.values) {
@@ -105,7 +105,7 @@ TEST(Promises, BetaOfZeroAndOne) {
       Random random(9);
       for (double &x : operands.at("beta").data) x = random.chance(0.5) ? 0.0 : 1.0;
       Checked checked(spec, direction, {}, operands);
-      for (const Path &path : paths(direction)) checked.run(path);
+      for (const Path &path : paths(direction, spec.dtype)) checked.run(path);
     }
   }
 }
@@ -120,7 +120,7 @@ TEST(Promises, GrowthFollowsTheFormula) {
       Random random(4);
       for (double &x : operands.at("g").data) x = random.uniform(-0.05, 0.15);
       Checked checked(spec, direction, {}, operands);
-      for (const Path &path : paths(direction)) checked.run(path);
+      for (const Path &path : paths(direction, spec.dtype)) checked.run(path);
     }
   }
 }
@@ -153,7 +153,7 @@ TEST(Promises, NanStaysInItsSequence) {
               spoil(v, 0, 1, 2, bad);
             }
           }
-          for (const Path &path : paths(direction)) {
+          for (const Path &path : paths(direction, s.dtype)) {
             const Outputs a = run_path(path, s, plain, direction), b = run_path(path, s, spoilt, direction);
             for (const auto &[name, values] : a.values) {
               if (is_parameter_name(name)) continue;
@@ -199,7 +199,7 @@ TEST(Promises, NanStaysInItsHead) {
             spoil(v, axis, 1, 2, bad);
           }
         }
-        for (const Path &path : paths(direction)) {
+        for (const Path &path : paths(direction, spec.dtype)) {
           const Outputs a = run_path(path, spec, plain, direction), b = run_path(path, spec, spoilt, direction);
           for (const auto &[name, values] : a.values) {
             const size_t axis = is_parameter_name(name) ? 0 : is_state_name(name) ? 1 : 2;
@@ -233,7 +233,7 @@ TEST(Promises, NothingToDo) {
       no_batch.B = 0;
       for (const Spec &spec : {no_tokens, empty_sequences, rows_of_none, no_batch}) {
         Checked checked(spec, direction);
-        for (const Path &path : paths(direction)) checked.run(path);
+        for (const Path &path : paths(direction, spec.dtype)) checked.run(path);
       }
     }
   }

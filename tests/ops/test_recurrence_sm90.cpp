@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sm_90a forward and the decode kernels refuse, in their words, what runs unforced, and two laws of theirs.
+// What the chunk forms of CUDA and the decode kernels refuse, in their words, what runs unforced, and two laws of theirs.
 #include <math.h>
 
 #include "cuda/device.hpp"
@@ -33,16 +33,16 @@ std::string explain_lines(const char *impl, const Spec &spec, fw_direction direc
   return lines;
 }
 
-// What it says of sm90_chunk: "accepted" or "refused: reason".
+// What it says of an implementation: "accepted" or "refused: reason".
 template <class Change>
-std::string explained(const Spec &spec, Change change) {
-  const std::string all = explain_lines("sm90_chunk", spec, FW_FORWARD, change), name = "sm90_chunk: ";
+std::string explained(const char *impl, const Spec &spec, Change change) {
+  const std::string all = explain_lines(impl, spec, FW_FORWARD, change), name = std::string(impl) + ": ";
   const size_t at = all.find(name);
   if (at == std::string::npos) return "no line: " + all;
   return all.substr(at + name.size(), all.find('\n', at) - at - name.size());
 }
-std::string explained(const Spec &spec) {
-  return explained(spec, [](fw_recurrence &) {});
+std::string explained(const Spec &spec, const char *impl = "sm90_chunk") {
+  return explained(impl, spec, [](fw_recurrence &) {});
 }
 
 TEST(Sm90, Refusals) {
@@ -74,7 +74,7 @@ TEST(Sm90, Refusals) {
   EXPECT_EQ(explained(by_axes(FW_GATE_VECTOR, FW_ERASE_SHARED_AFTER, kBeta | kEraseGate | kWriteGate)), "accepted");
   EXPECT_EQ(explained(by_axes(FW_GATE_VECTOR, FW_ERASE_SHARED_BEFORE, kBeta)), "refused: the erase reads before the decay of a vector gate");
   EXPECT_EQ(explained(by_axes(FW_GATE_SCALAR, FW_ERASE_INDEPENDENT, 0)), "refused: independent erase keys with a scalar gate");
-  const auto refused = [](int64_t op, auto change) { return explained(of(op), change); };
+  const auto refused = [](int64_t op, auto change) { return explained("sm90_chunk", of(op), change); };
   EXPECT_EQ(refused(FW_OP_DPLR, [](fw_recurrence &d) { d.a.strides[1] += 4; }),
             "refused: a, b, p, erase_gate or write_gate: start or an outer stride is no multiple of 16 bytes, or a stride is negative");
   EXPECT_EQ(refused(FW_OP_DPLR, [](fw_recurrence &d) { d.b.strides[1] = 0; }), "refused: a, b, p or write_gate: a stride of 0");
@@ -85,6 +85,41 @@ TEST(Sm90, Refusals) {
   EXPECT_EQ(refused(FW_OP_GLA, [](fw_recurrence &d) { d.g.strides[1] += 1; }),
             "refused: g: start or an outer stride is no multiple of two elements");
   EXPECT_EQ(refused(FW_OP_GLA, [](fw_recurrence &d) { d.form = FW_FORM_RECURRENT; }), "refused: the form is not chunk");
+}
+
+TEST(CudaChunk, Refusals) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  for (int64_t op = 1; op < FW_OP_COUNT; ++op) {
+    for (int64_t dtype : {FW_BF16, FW_F16}) {
+      Spec s = of(op);
+      s.dtype = dtype, s.K = 97, s.V = 5;
+      EXPECT_EQ(explained(s, "cuda_chunk"), "accepted") << row_name(s);
+    }
+  }
+  Spec s = of(FW_OP_KDA);
+  s.dtype = FW_F32;
+  EXPECT_EQ(explained(s, "cuda_chunk"), "refused: operands are fp32, this computes bf16 and fp16");
+  s = of(FW_OP_KDA), s.K = 129;
+  EXPECT_EQ(explained(s, "cuda_chunk"), "refused: K is 129 and V 64, this computes up to 128");
+  s = of(FW_OP_KDA), s.V = 160;
+  EXPECT_EQ(explained(s, "cuda_chunk"), "refused: K is 128 and V 160, this computes up to 128");
+  const auto refused = [](auto change) { return explained("cuda_chunk", of(FW_OP_KDA), change); };
+  EXPECT_EQ(refused([](fw_recurrence &d) { d.form = FW_FORM_RECURRENT; }), "refused: form is recurrent");
+  EXPECT_EQ(refused([](fw_recurrence &d) { d.saved = &d, d.saved_size = uint64_t{1} << 40; }), "refused: saved is given");
+  EXPECT_EQ(refused([](fw_recurrence &d) { d.options |= FW_BATCH_INVARIANT; }), "accepted");
+  EXPECT_EQ(refused([](fw_recurrence &d) { d.k.strides[1] = 0, d.q.strides[3] = 2, d.g.strides[1] += 1; }), "accepted");
+}
+
+// More chunks than a grid has blocks.
+TEST(CudaChunk, LongCalls) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  const auto of_length = [](int64_t T) {
+    return explained("cuda_chunk", of(FW_OP_GLA), [T](fw_recurrence &d) {
+      for (fw_tensor *t : {&d.q, &d.k, &d.v, &d.g, &d.o}) t->shape[1] = T, t->strides[0] = T * t->strides[1];
+    });
+  };
+  EXPECT_EQ(of_length(int64_t{1} << 32), "accepted");
+  EXPECT_EQ(of_length(int64_t{1} << 34), "refused: more than 2^31 chunks of 16 rows times value heads");
 }
 
 // A power of two on q is one on o, for gates of any strength: no factor of a score may cost it digits.

@@ -4,7 +4,7 @@
 //
 // Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each. A warp keeps S^T [16 v][K] as sums of products in
 // registers (K / 8 tiles of 4), and every product has 16 columns of V as its rows, so that what comes out of one is the first operand
-// of the next without leaving registers; second operands are the images of the chunk, brought by cp.async to kStages slots.
+// of the next without leaving registers; second operands are the images of the chunk, brought by cp.async to two or three stages.
 //   shared erase       X^T = S^T reads_x^T;  W^T = (V'^T - X^T) t^T;  o^T = S^T reads_q^T + W^T qk^T;  S^T = S^T total + W^T ends_k
 //   independent erase  Z^T = S^T solved_x^T + V'^T m^T;  o^T = S^T reads_q^T + V'^T qk^T + Z^T qb^T;
 //                      S^T = S^T total + V'^T ends_k + Z^T ends_b
@@ -89,9 +89,9 @@ __device__ __forceinline__ void multiply_scores(RowTiles &sums, const cuda::Tf32
   }
 }
 
-template <fw_erase kErase, int kKeys, int kParts, bool kKeeps, int kStages>
+template <fw_erase kErase, int kKeys, int kParts, bool kKeeps>
 __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Problem p, const __grid_constant__ ChunkImages images,
-                                                     const float *divisors, const __grid_constant__ ChunkStates kept) {
+                                                     const float *divisors, const __grid_constant__ ChunkStates kept, int stages) {
   using At = Stage<kErase, kKeys, kKeeps>;
   constexpr int kTiles = kKeys / 8;
   float *const shared = cuda::dynamic_shared<float>();
@@ -109,12 +109,11 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
   const auto copy = [&](int chunk) {
     if (chunk < chunks) {
       copy_chunk<kErase, kKeys, kKeeps>(images, record_at(p, images, first_slot + chunk, hv), first_column,
-                                        shared + chunk % kStages * At::kFloats);
+                                        shared + chunk % stages * At::kFloats);
     }
     cuda::copy_commit();
   };
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) copy(span.first + i);
+  for (int i = 0; i < stages - 1; ++i) copy(span.first + i);
 
   Sums S[kTiles];
 #pragma unroll
@@ -138,11 +137,15 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     for_state<kTiles>(p, find_state(p, p.initial_state, n, hv), column, [&](int tile, int e, int64_t at) { S[tile][e] = load_at(p.initial_state, at); });
   }
   for (int chunk = span.first; chunk < chunks; ++chunk) {
-    cuda::copy_wait<kStages - 2>();
+    if (stages == 2) {
+      cuda::copy_wait<0>();
+    } else {
+      cuda::copy_wait<1>();
+    }
     __syncthreads();  // this chunk's images are there, and every warp is done with those of the chunk before
-    copy(chunk + kStages - 1);
+    copy(chunk + stages - 1);
     if (!has_columns) continue;
-    const float *const stage = shared + chunk % kStages * At::kFloats;
+    const float *const stage = shared + chunk % stages * At::kFloats;
     const int64_t slot_head = (span.local + chunk) * p.HV + hv;
     if constexpr (kKeeps) {
       if (kept.states) {
@@ -257,14 +260,9 @@ template <fw_erase kErase, int kKeys, int kParts, bool kKeeps>
 void launch_as(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
   constexpr int kFloats = Stage<kErase, kKeys, kKeeps>::kFloats;
   const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * (images.width / kScanColumns));
-  const auto run = [&](auto kernel, int stages) {
-    cuda::launch({blocks, kScanThreads, 4 * stages * kFloats, static_cast<cudaStream_t>(p.stream)}, kernel, p, images, divisors, kept);
-  };
-  if (3 * 4 * kFloats <= cuda::shared_memory_limit()) {
-    run(scan<kErase, kKeys, kParts, kKeeps, 3>, 3);
-  } else {
-    run(scan<kErase, kKeys, kParts, kKeeps, 2>, 2);
-  }
+  const int stages = 3 * 4 * kFloats <= cuda::shared_memory_limit() ? 3 : 2;
+  cuda::launch({blocks, kScanThreads, 4 * stages * kFloats, static_cast<cudaStream_t>(p.stream)}, scan<kErase, kKeys, kParts, kKeeps>, p, images,
+               divisors, kept, stages);
 }
 template <fw_erase kErase, int kKeys, int kParts>
 void launch_parts(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
