@@ -36,6 +36,17 @@ struct Tf32Rows {
   }
 };
 
+template <int kParts, int kAll>
+__device__ __forceinline__ Tf32Rows<kParts> first_parts(const Tf32Rows<kAll> &all) {
+  Tf32Rows<kParts> a;
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a.part[p][i] = all.part[p][i];
+  }
+  return a;
+}
+
 // From sums of a product with eight columns, which are the summed index of the next: column t of the operand is column 2t of the sums,
 // column t + 4 is 2t + 1. The second operand is then b0 = (2t, g), b1 = (2t + 1, g).
 template <int kParts>

@@ -51,14 +51,27 @@ __device__ inline int64_t slot_of(const Problem &p, const ChunkRange &range, int
   return slot_at(p, n, 0, kChunkRows) + range.begin + (at - n * each);
 }
 
-// 16 rows from an image to shared memory, by kThreadsOf threads.
+// S^T of a sequence and head at the start of chunk (with a pack, slot) `at`, where a range begins.
+__device__ inline float *start_of(const Problem &p, const ChunkStates &kept, int64_t at, int64_t n, int64_t hv, int64_t state) {
+  const bool is_packed = given(p.cu_seqlens);
+  const int64_t range = static_cast<uint32_t>(at) / static_cast<uint32_t>(kept.length) - 1;
+  return kept.starts + ((range * (is_packed ? 1 : p.N) + (is_packed ? 0 : n)) * p.HV + hv) * state;
+}
+
+// 16 rows to shared memory, by kThreadsOf threads.
 template <int kColumns, int kThreadsOf>
 __device__ __forceinline__ void copy_image(float *to, int pitch, const float *from, int from_pitch) {
+  constexpr int kQuads = kColumns / 4, kTogether = kThreadsOf / kQuads;  // of a row; rows
+  const int row = threadIdx.x / kQuads, column = threadIdx.x % kQuads * 4;
+  to += row * pitch + column, from += row * from_pitch + column;
 #pragma unroll
-  for (int at = threadIdx.x; at < kChunkRows * kColumns / 4; at += kThreadsOf) {
-    const int row = at / (kColumns / 4), column = at % (kColumns / 4) * 4;
-    cuda::copy_quad(to + row * pitch + column, from + row * from_pitch + column);
-  }
+  for (int i = 0; i < kChunkRows; i += kTogether) cuda::copy_quad(to + i * pitch, from + i * from_pitch);
+}
+// Of scores, by 64 threads.
+template <int kPitch>
+__device__ __forceinline__ void copy_scores(float *to, const float *from) {
+  const int row = threadIdx.x % 64 / 4, column = threadIdx.x % 4 * 4;
+  cuda::copy_quad(to + row * kPitch + column, from + row * kChunkRows + column);
 }
 
 __device__ inline float *record_at(const Problem &p, const ChunkImages &images, int64_t slot, int64_t hv) {

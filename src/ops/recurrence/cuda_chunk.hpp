@@ -17,11 +17,11 @@ FW_HOST_DEVICE static inline int64_t chunk_slot_at(const Problem &p, int64_t n, 
 static inline int64_t chunk_slots(const Problem &p) { return slots_of(p, kChunkRows); }
 
 // Where the images of a (slot, value head) lie: one record, offsets in floats; -1: not there. Rows past the end of a sequence are 0,
-// as are channels past K and columns past V. Shared erase: t = (I + xk)^-1. Independent: t = (I - xb)^-1. Where operands have one tf32
-// part, all but total and values are rounded to it.
+// as are channels past K and columns past V. Shared erase: t = (I + xk)^-1. Independent: t = (I - xb)^-1.
 struct ChunkImages {
   float *data;            // [slot][HV][record]
   int32_t record;         // a multiple of 4
+  bool rounds_keys, rounds_scores;  // images of keys, of scores hold tf32; total and values are as they are
   int32_t keys, width;    // K and V padded to 64 or 128
   int32_t reads_q, ends_k;// [16][keys]: run_i q_i; D_{i+1:16} k_i
   int32_t reads_x;        // [16][keys]: run_i x_i (before the decay: run_{i-1} x_i). Independent: of the backward only
@@ -53,7 +53,7 @@ struct ChunkStates {
   ChunkRange range;  // which begins from `starts`
 };
 
-// 1 or 2: tf32 parts of an operand.
+// 1 or 2: tf32 parts of the operands of products inside a chunk, and of all products of a backward.
 int32_t chunk_parts(const Problem &p);
 
 void launch_chunk_prep(const Problem &p, const ChunkImages &images);
@@ -61,18 +61,21 @@ void launch_chunk_prep(const Problem &p, const ChunkImages &images);
 void launch_chunk_scan(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept);
 
 struct ChunkGradients {
+  float *d_o;       // [slot of the range][HV][16][width]: through the normaliser's division; zeros where a row is not read
   float *states;    // [slot of the range][HV][width][keys]: of S^T at the end of the chunk
   float *d_u, *d_z; // [slot of the range][HV][16][width]: of u and z; without independent erase keys d_z is absent, -d_u
   float *carried;   // [N][HV][width][keys]: of S^T where the range begins
 };
 
+// gradients.d_o of a range.
+void launch_chunk_outputs(const Problem &p, int32_t width, const float *divisors, const ChunkRange &range, const ChunkGradients &out);
 // The range's chunks, last to first: from d_o and d_final_state, or what a range after it carried, to `out` and d_initial_state.
-void launch_chunk_reverse(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkRange &range, const ChunkGradients &out);
+void launch_chunk_reverse(const Problem &p, const ChunkImages &images, const ChunkRange &range, const ChunkGradients &out);
 
 struct RowGradients;
 // The gradients of kept.range's rows, dv and d_write_gate, all chunks at once.
-void launch_chunk_gradients(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept,
-                            const ChunkGradients &gradients, const RowGradients &out);
+void launch_chunk_gradients(const Problem &p, const ChunkImages &images, const ChunkStates &kept, const ChunkGradients &gradients,
+                            const RowGradients &out);
 int32_t chunk_gradients_shared_bytes(const Problem &p);
 
 }  // namespace fw::recurrence

@@ -42,13 +42,14 @@ struct Workspace {
     images.data = ledger.take<float>(product(product(chunk_slots(p), p.HV), images.record));
     const bool is_independent = p.erase == FW_ERASE_INDEPENDENT;
     const int64_t state = images.width * images.keys, values = kChunkRows * images.width, sequences = given(p.cu_seqlens) ? 1 : p.N;
-    const int64_t each = 4 * product(product(sequences, p.HV), 2 * state + (is_independent ? 4 : 2) * values);  // bytes of a chunk of every head
+    const int64_t each = 4 * product(product(sequences, p.HV), 2 * state + (is_independent ? 5 : 3) * values);  // bytes of a chunk of every head
     const int64_t fits = (product(p.N, p.HV) < kFewHeads ? kMostKeptOfFew : kMostKept) / (each > 0 ? each : 1), chunks = whole.end;
     const int64_t ranges = fits >= chunks ? 1 : fits > 0 ? (chunks + fits - 1) / fits : chunks;
     kept.length = ranges > 0 ? (chunks + ranges - 1) / ranges : 0;
     const int64_t heads = product(product(sequences, kept.length), p.HV);
     kept.states = ledger.take<float>(product(heads, state)), gradients.states = ledger.take<float>(product(heads, state));
     kept.u = ledger.take<float>(product(heads, values)), gradients.d_u = ledger.take<float>(product(heads, values));
+    gradients.d_o = ledger.take<float>(product(heads, values));
     if (is_independent) kept.z = ledger.take<float>(product(heads, values)), gradients.d_z = ledger.take<float>(product(heads, values));
     if (kept.length < chunks) {
       kept.starts = ledger.take<float>(product(product((chunks - 1) / kept.length, product(sequences, p.HV)), state));
@@ -71,8 +72,9 @@ void run_chunks(const Problem &p, const Workspace &w) {
     ChunkStates kept = w.kept;
     kept.range = {i * kept.length, i < last ? (i + 1) * kept.length : w.whole.end};
     launch_chunk_scan(forward, w.images, nullptr, &kept);
-    launch_chunk_reverse(p, w.images, w.divisors, kept.range, w.gradients);
-    launch_chunk_gradients(p, w.images, w.divisors, kept, w.gradients, w.rows);
+    launch_chunk_outputs(p, w.images.width, w.divisors, kept.range, w.gradients);
+    launch_chunk_reverse(p, w.images, kept.range, w.gradients);
+    launch_chunk_gradients(p, w.images, kept, w.gradients, w.rows);
   }
 }
 

@@ -2,68 +2,54 @@
 // The gradients of the rows of a chunk of 16, all chunks at once, from its states: of S at its start and of dS at its end.
 //
 // Plan: a block of 256 threads a (slot, value head), in this order:
-//   keys and decays are packed to shared memory as fp32 rows, d_o beside them, u, z and their gradients come by cp.async;
+//   d_o, u, z and their gradients come by cp.async; keys and decays are packed to shared memory as fp32 rows, 16 threads a row, which
+//   have a row of v too and write dv;
 //   products in tf32 with the states, which go from global memory to registers, each element once, a warp K / 8 channels:
 //     d_reads_q = scale d_o S,  d_reads_x = d_z S,  d_k = u dS,  d_b = z dS   [16][K];  d_total = sum_v S dS in fp32;
 //     and of the scores, a warp 8 columns of one: d_qk = scale d_o u^T,  d_qb = scale d_o z^T,  d_xk = d_z u^T,  d_xb = d_z z^T;
-//   one thread a channel brings them to q, k, x, b and g, rows of a chunk in registers; the other warps meanwhile write dv.
+//   one thread a channel brings them to q, k, x, b and g, rows of a chunk in registers.
 // Shared memory: packed rows, at most 5 arrays of 8 KB at K = 128, and the values' rows, over which the products' sums are written:
 // 79 KB at most. Barriers: before the products, after them, when their sums are there, and for the sum of a scalar gate.
 #include "cuda/launch.cuh"
 #include "cuda/tf32.cuh"
 #include "ops/recurrence/axes.hpp"
-#include "ops/recurrence/cuda_chunk.cuh"
+#include "ops/recurrence/cuda_chunk_rows.cuh"
+#include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_row_gradients.cuh"
 
 namespace fw::recurrence {
 namespace {
 
-constexpr int kStepsTogether = 4;  // of 8 columns of V, whose states are loaded together
+constexpr int kStepsTogether = 2;  // of 8 columns of V, whose states are loaded together, while those before are multiplied
 
 template <fw_erase kErase>
 constexpr int kWritten = kErase == FW_ERASE_INDEPENDENT ? 2 : 1;  // keys that rows write along
 template <fw_erase kErase>
 constexpr int kRead = kErase == FW_ERASE_NONE ? 1 : 2;  // rows that read the state
 
+template <fw_gate kGate, fw_erase kErase, int kKeys>
 struct GradientShared {
-  PackedRows rows;                           // without u
-  float *d_o, *d_z, *u, *z;                  // [16][width + 8]; with a shared erase key d_z is d_u, to be negated
-  float *d_reads_q, *d_reads_x, *d_k, *d_b;  // [16][keys], over them
+  static constexpr int kArray = kChunkRows * kKeys, kDecay = kGate == FW_GATE_VECTOR ? kArray : kGate == FW_GATE_SCALAR ? kChunkRows : 0;
+  static constexpr int kKeyRows = 2 + (kErase != FW_ERASE_NONE) + (kErase == FW_ERASE_INDEPENDENT);
+  static constexpr int kSums = kRead<kErase> + kWritten<kErase>;
+  static constexpr int kFixed = kKeyRows * kArray + kDecay + 4 * kChunkScores + kKeys;  // floats before the values' rows
+
+  float *q, *k, *x, *b;                      // [16][keys]
+  float *decay;                              // [16], or [16][keys]
   float *d_qk, *d_qb, *d_xk, *d_xb;          // [16][16]
   float *d_total;                            // [keys]
+  float *d_o, *u, *d_z, *z;                  // [16][width + 8]; with a shared erase key d_z is d_u, to be negated
+  float *d_reads_q, *d_k, *d_reads_x, *d_b;  // [16][keys], over them
 
-  template <fw_gate kGate, fw_erase kErase>
-  FW_HOST_DEVICE static int32_t values_at(int32_t keys) {
-    return (2 + (kErase != FW_ERASE_NONE) + (kErase == FW_ERASE_INDEPENDENT) + (kGate != FW_GATE_NONE)) * kChunkRows * keys;
-  }
-  template <fw_gate kGate, fw_erase kErase>
-  FW_HOST_DEVICE static int32_t floats(int32_t keys, int32_t width) {
-    const int32_t larger = keys > width + 8 ? keys : width + 8;
-    return values_at<kGate, kErase>(keys) + (kRead<kErase> + kWritten<kErase>) * kChunkRows * larger + 4 * kChunkScores + keys;
-  }
-  template <fw_gate kGate, fw_erase kErase>
-  __device__ void lay_out(int32_t keys, int32_t width, float *memory) {
-    const Panels l = {width / kColumnsOwned, 1, kChunkRows, keys};
-    rows.lay_out<kGate, kErase>(l, memory);
-    float *next = memory + values_at<kGate, kErase>(keys);
-    const int32_t values = kChunkRows * (width + 8), sums = kChunkRows * keys;
-    d_o = next, u = d_o + values, d_z = u + values, z = d_z + values;
-    d_reads_q = next, d_k = d_reads_q + sums, d_reads_x = d_k + sums, d_b = d_reads_x + sums;
-    d_total = memory + floats<kGate, kErase>(keys, width) - keys;
-    d_xb = d_total - kChunkScores, d_xk = d_xb - kChunkScores, d_qb = d_xk - kChunkScores, d_qk = d_qb - kChunkScores;
+  static int32_t floats(int32_t width) { return kFixed + kSums * kChunkRows * (kKeys > width + 8 ? kKeys : width + 8); }
+  __device__ __forceinline__ GradientShared(int width, float *memory) {
+    q = memory, k = q + kArray, x = k + kArray, b = x + kArray, decay = q + kKeyRows * kArray;
+    d_qk = decay + kDecay, d_qb = d_qk + kChunkScores, d_xk = d_qb + kChunkScores, d_xb = d_xk + kChunkScores, d_total = d_xb + kChunkScores;
+    const int values = kChunkRows * (width + 8);
+    d_o = memory + kFixed, u = d_o + values, d_z = u + values, z = d_z + values;
+    d_reads_q = memory + kFixed, d_k = d_reads_q + kArray, d_reads_x = d_k + kArray, d_b = d_reads_x + kArray;
   }
 };
-
-// Rows from n on: nothing is read, written or decayed there.
-template <fw_gate kGate, fw_erase kErase>
-__device__ inline void clear_keys(const PackedRows &rows, int pitch, int n) {
-  for (int at = n * pitch + threadIdx.x; at < kChunkRows * pitch; at += kThreads) {
-    rows.q[at] = rows.k[at] = 0.0f;
-    if constexpr (kErase != FW_ERASE_NONE) rows.x[at] = 0.0f;
-    if constexpr (kErase == FW_ERASE_INDEPENDENT) rows.b[at] = 0.0f;
-    if constexpr (kGate != FW_GATE_NONE) rows.decay[at] = 1.0f;
-  }
-}
 
 // Rows of 8 columns from column `v`, as the first operand of a product that sums over them.
 template <int kParts>
@@ -86,9 +72,10 @@ __device__ __forceinline__ void multiply_rows(float (&d)[4], const cuda::Tf32Row
   cuda::multiply_tf32(d, a.part[0], of(0, 0), of(0, 2));
 }
 
-// The products. Begins after a barrier, ends with one.
-template <fw_erase kErase, int kKeys, int kParts>
-__device__ __noinline__ void multiply_states(const Problem &p, const GradientShared &s, int width, const float *states, const float *d_states) {
+// The products. Begins with copies of the values' rows under way, ends with a barrier.
+template <fw_gate kGate, fw_erase kErase, int kKeys, int kParts>
+__device__ __noinline__ void multiply_states(const Problem &p, const GradientShared<kGate, kErase, kKeys> &s, int width, const float *states,
+                                             const float *d_states) {
   constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
   constexpr int kTiles = kKeys / 64;  // of 8 channels, a warp
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, pitch = width + 8;
@@ -97,27 +84,25 @@ __device__ __noinline__ void multiply_states(const Problem &p, const GradientSha
   float d_reads_q[kTiles][4] = {}, d_reads_x[kTiles][4] = {}, d_k[kTiles][4] = {}, d_b[kTiles][4] = {}, score[4] = {}, total[kTiles] = {};
   // Which score: rows of d_o or d_z, with u or z, 8 of its columns.
   const bool is_of_x = warp & 1, is_with_z = warp & 2;
-#pragma unroll 1
-  for (int first = 0; first < steps; first += kStepsTogether) {
-    float x[kStepsTogether][2][kTiles], y[kStepsTogether][2][kTiles];
+  using Part = float[kStepsTogether][2][kTiles];
+  const auto load = [&](const float *from, Part &to) {
 #pragma unroll
     for (int i = 0; i < kStepsTogether; ++i) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const int at = (8 * (first + i) + row) * kKeys;
-        const bool is_there = first + i < steps;
+        const float *at = from + (8 * i + row) * kKeys;
         if constexpr (kTiles == 2) {
-          const float2 zero = make_float2(0, 0);
-          const float2 a = is_there ? *reinterpret_cast<const float2 *>(S + at) : zero, b = is_there ? *reinterpret_cast<const float2 *>(dS + at) : zero;
-          x[i][row][0] = a.x, x[i][row][kTiles - 1] = a.y, y[i][row][0] = b.x, y[i][row][kTiles - 1] = b.y;
+          const float2 pair = *reinterpret_cast<const float2 *>(at);
+          to[i][row][0] = pair.x, to[i][row][kTiles - 1] = pair.y;
         } else {
-          x[i][row][0] = is_there ? S[at] : 0.0f, y[i][row][0] = is_there ? dS[at] : 0.0f;
+          to[i][row][0] = *at;
         }
       }
     }
+  };
+  const auto multiply = [&](int first, const Part &x, const Part &y) {
 #pragma unroll
     for (int i = 0; i < kStepsTogether; ++i) {
-      if (first + i >= steps) break;
       const int v = 8 * (first + i);
       const cuda::Tf32Rows<kParts> a_o = rows_at<kParts>(s.d_o, pitch, v), a_u = rows_at<kParts>(s.u, pitch, v);
       cuda::Tf32Rows<kParts> a_x, a_z;
@@ -130,7 +115,7 @@ __device__ __noinline__ void multiply_states(const Problem &p, const GradientSha
         cuda::multiply_parts<false>(d_k[tile], a_u, y0, y1);
         if constexpr (kErases) cuda::multiply_parts<false>(d_reads_x[tile], a_x, x0, x1);
         if constexpr (kIndependent) cuda::multiply_parts<false>(d_b[tile], a_z, y0, y1);
-        total[tile] = fmaf(x0, y0, fmaf(x1, y1, total[tile]));
+        if constexpr (kGate != FW_GATE_NONE) total[tile] = fmaf(x0, y0, fmaf(x1, y1, total[tile]));
       }
       if constexpr (kIndependent) {
         const auto with = [&](const cuda::Tf32Rows<kParts> &a) {
@@ -145,6 +130,19 @@ __device__ __noinline__ void multiply_states(const Problem &p, const GradientSha
         }
       }
     }
+  };
+  Part x, y, next_x, next_y;
+  load(S, x), load(dS, y);
+  cuda::copy_wait<0>();
+  __syncthreads();  // rows of keys and values are there
+#pragma unroll 1
+  for (int first = 0; first < steps; first += 2 * kStepsTogether) {
+    const float *const from = S + 8 * (first + kStepsTogether) * kKeys, *const d_from = dS + 8 * (first + kStepsTogether) * kKeys;
+    const bool has_next = first + kStepsTogether < steps, has_third = first + 2 * kStepsTogether < steps;
+    if (has_next) load(from, next_x), load(d_from, next_y);
+    multiply(first, x, y);
+    if (has_third) load(from + 8 * kStepsTogether * kKeys, x), load(d_from + 8 * kStepsTogether * kKeys, y);
+    if (has_next) multiply(first + kStepsTogether, next_x, next_y);
   }
   __syncthreads();  // the values' rows are read
   const auto store = [&](float *to, const float (&sums)[kTiles][4], float factor) {
@@ -173,7 +171,7 @@ __device__ __noinline__ void multiply_states(const Problem &p, const GradientSha
     }
   }
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
+  for (int tile = 0; kGate != FW_GATE_NONE && tile < kTiles; ++tile) {
     for (int offset = 1; offset < 4; offset *= 2) total[tile] += __shfl_xor_sync(0xffffffffu, total[tile], offset);
     if (t == 0) s.d_total[channel + tile] = total[tile];
   }
@@ -182,18 +180,19 @@ __device__ __noinline__ void multiply_states(const Problem &p, const GradientSha
 
 // From the gradients of scores, reads, ends and of the whole decay to those of q, x, k, b and g; see reverse_channels of cuda_reverse.cu.
 // One thread a channel, which holds the rows' keys and decays. d_reads_q keeps a scalar gate's part of a channel.
-template <fw_gate kGate, fw_erase kErase>
-__device__ __noinline__ void reverse_chunk_channels(const Problem &p, const GradientShared &s, int pitch, int n, int64_t first_out, const RowGradients &out) {
+template <fw_gate kGate, fw_erase kErase, int kKeys>
+__device__ __noinline__ void reverse_chunk_channels(const Problem &p, const GradientShared<kGate, kErase, kKeys> &s, int n, int64_t first_out,
+                                                    const RowGradients &out) {
   constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
   constexpr bool kAfter = kErase == FW_ERASE_SHARED_AFTER, kGated = kGate != FW_GATE_NONE;
   const int d = threadIdx.x;
   float k[kChunkRows], d_k[kChunkRows], b[kChunkRows], d_b[kChunkRows], decay[kChunkRows], run[kChunkRows];
 #pragma unroll
   for (int i = 0; i < kChunkRows; ++i) {
-    const int at = i * pitch + d;
-    k[i] = s.rows.k[at], d_k[i] = s.d_k[at];
-    if constexpr (kIndependent) b[i] = s.rows.b[at], d_b[i] = s.d_b[at];
-    decay[i] = kGated ? s.rows.decay[at] : 1.0f;
+    const int at = i * kKeys + d;
+    k[i] = s.k[at], d_k[i] = s.d_k[at];
+    if constexpr (kIndependent) b[i] = s.b[at], d_b[i] = s.d_b[at];
+    decay[i] = !kGated ? 1.0f : s.decay[kGate == FW_GATE_VECTOR ? at : i];
     run[i] = !kGated ? 1.0f : i > 0 ? run[i - 1] * decay[i] : decay[0];
   }
   const int64_t stride = p.HV * p.K;
@@ -201,8 +200,8 @@ __device__ __noinline__ void reverse_chunk_channels(const Problem &p, const Grad
   float d_run = kGated ? s.d_total[d] : 0.0f;
 #pragma unroll
   for (int i = kChunkRows - 1; i >= 0; --i, to -= stride) {
-    const int at = i * pitch + d;
-    const float q = s.rows.q[at], x = kErases ? s.rows.x[at] : 0.0f, d_read_q = s.d_reads_q[at], d_read_x = kErases ? s.d_reads_x[at] : 0.0f;
+    const int at = i * kKeys + d;
+    const float q = s.q[at], x = kErases ? s.x[at] : 0.0f, d_read_q = s.d_reads_q[at], d_read_x = kErases ? s.d_reads_x[at] : 0.0f;
     float d_q = run[i] * d_read_q, d_x = kAfter ? run[i] * d_read_x : 0.0f;
     d_run = fmaf(q, d_read_q, d_run);
     if constexpr (kAfter) d_run = fmaf(x, d_read_x, d_run);
@@ -251,89 +250,152 @@ __device__ __noinline__ void reverse_chunk_channels(const Problem &p, const Grad
   }
 }
 
-template <fw_gate kGate, fw_erase kErase>
+// What a thread has of a row of v: dv, d_write_gate, and what v' gives of dbeta.
+template <fw_gate kGate, fw_erase kErase, int kKeys>
+__device__ __forceinline__ void store_value_row(const ChunkRows<kGate, kErase, kKeys> &rows, const typename ChunkRows<kGate, kErase, kKeys>::Bits &bits,
+                                                int i, const Quad (&d_u)[2], int64_t first_out, const RowGradients &out) {
+  const Problem &p = rows.p;
+  const int64_t row = rows.place.first + i, to = head_offset(p.dv, rows.place.batch, row, rows.hv);
+  const int64_t to_gate = head_offset(p.d_write_gate, rows.place.batch, bits.at.token, rows.hv);
+  const bool stores = bits.is_there && given(p.dv), stores_gate = bits.is_there && rows.has_write_gate() && given(p.d_write_gate);
+  float sum = 0;
+#pragma unroll
+  for (int quad = 0; quad < 2; ++quad) {
+    const int column = 4 * (threadIdx.x % kGroups + kGroups * quad);
+    const Quad v = rows.value(bits, quad), gate = rows.write_gate(bits, quad);
+    float d_v[4], d_gate[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      sum = fmaf(d_u[quad].x[e], v.x[e] * gate.x[e], sum);
+      d_v[e] = d_u[quad].x[e] * bits.beta * gate.x[e], d_gate[e] = d_u[quad].x[e] * bits.beta * v.x[e];
+    }
+    if (column >= p.V) continue;
+    if (stores) cuda::store_quad(cuda::row_at(p.dv, to, p.dv.strides[3]), column, p.V, d_v);
+    if (stores_gate) cuda::store_quad(cuda::row_at(p.d_write_gate, to_gate, p.d_write_gate.strides[3]), column, p.V, d_gate);
+  }
+  if (!out.d_beta) return;
+  for (int offset = kGroups / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % kGroups == 0 && bits.is_there) out.d_beta[first_out + i * p.HV] = sum;
+}
+
+template <fw_gate kGate, fw_erase kErase, int kKeys>
 __global__ void __launch_bounds__(kThreads, 2)
-    chunk_gradients(const __grid_constant__ Problem p, const __grid_constant__ Panels l, const float *divisors, const __grid_constant__ ChunkStates kept,
-                    const __grid_constant__ ChunkGradients gradients, bool is_one_part,
-                    const __grid_constant__ RowGradients out) {
+    chunk_gradients(const __grid_constant__ Problem p, int width, bool is_dense, bool is_one_part, const __grid_constant__ ChunkStates kept,
+                    const __grid_constant__ ChunkGradients gradients, const __grid_constant__ RowGradients out) {
   constexpr bool kIndependent = kErase == FW_ERASE_INDEPENDENT;
   const uint32_t heads = static_cast<uint32_t>(p.HV), local = blockIdx.x / heads, hv = blockIdx.x - local * heads;
   const int64_t slot = slot_of(p, kept.range, local), head = static_cast<int64_t>(local) * p.HV + hv;
   const ChunkPlace place = find_chunk(p, slot);
-  const int n = place.rows, width = l.width();
+  const int n = place.rows;
   if (n <= 0) return;
-  GradientShared s;
-  s.lay_out<kGate, kErase>(l.pitch, width, cuda::dynamic_shared<float>());
-  const int64_t rows_at = head * kChunkRows * width;
+  const GradientShared<kGate, kErase, kKeys> s(width, cuda::dynamic_shared<float>());
+  const int64_t values_at = head * kChunkRows * width, states_at = head * width * kKeys;
   const auto copy = [&](float *to, const float *from) {
     if (width == 64) {
-      copy_image<64, kThreads>(to, 64 + 8, from + rows_at, 64);
+      copy_image<64, kThreads>(to, 64 + 8, from + values_at, 64);
     } else {
-      copy_image<128, kThreads>(to, 128 + 8, from + rows_at, 128);
+      copy_image<128, kThreads>(to, 128 + 8, from + values_at, 128);
     }
   };
+  copy(s.d_o, gradients.d_o);
   copy(s.u, kept.u);
   if constexpr (kErase != FW_ERASE_NONE) copy(s.d_z, kIndependent ? gradients.d_z : gradients.d_u);
   if constexpr (kIndependent) copy(s.z, kept.z);
   cuda::copy_commit();
-  const RowRange r = {place.batch, place.first, hv, hv / static_cast<uint32_t>(p.group()), n};
-  pack_keys<kGate, kErase>(p, l, r, s.rows);
-  clear_keys<kGate, kErase>(s.rows, l.pitch, n);
-  load_d_o(p, l, r, 0, divisors, 1.0f, s.d_o, width + 8);
-  for (int at = n * (width + 8) + threadIdx.x; at < kChunkRows * (width + 8); at += kThreads) s.d_o[at] = 0.0f;
-  cuda::copy_wait<0>();
-  __syncthreads();  // rows of keys and values are there
-  const int64_t states_at = head * width * l.pitch;
-  const float *states = kept.states + states_at, *d_states = gradients.states + states_at;
-  if (l.pitch == 64) {
-    is_one_part ? multiply_states<kErase, 64, 1>(p, s, width, states, d_states) : multiply_states<kErase, 64, 2>(p, s, width, states, d_states);
-  } else {
-    is_one_part ? multiply_states<kErase, 128, 1>(p, s, width, states, d_states) : multiply_states<kErase, 128, 2>(p, s, width, states, d_states);
+  const int64_t first_out = (place.batch * p.R + place.first) * p.HV + hv;
+  {
+    const ChunkRows<kGate, kErase, kKeys> rows = {p, place, hv, hv / static_cast<uint32_t>(p.group()), is_dense};
+    typename ChunkRows<kGate, kErase, kKeys>::Bits bits;
+    const int i = threadIdx.x / kGroups;
+    rows.load(i, bits);
+    Quad d_u[2] = {};
+#pragma unroll
+    for (int quad = 0; quad < 2; ++quad) {
+      const int column = 4 * (threadIdx.x % kGroups + kGroups * quad);
+      if (column < p.V) d_u[quad] = read_quad(gradients.d_u + values_at + i * width + column);
+    }
+    rows.keep_keys(bits, i, s.q, s.k, s.x, s.b, s.decay);
+    store_value_row(rows, bits, i, d_u, first_out, out);
   }
-  const int64_t first_out = (r.batch * p.R + r.first) * p.HV + hv;
-  const int warp = threadIdx.x / 32, of_channels = l.pitch / 32;
-  if (warp < of_channels) {
-    reverse_chunk_channels<kGate, kErase>(p, s, l.pitch, n, first_out, out);
+  if (is_one_part) {
+    multiply_states<kGate, kErase, kKeys, 1>(p, s, width, kept.states + states_at, gradients.states + states_at);
   } else {
-    store_values<kErase>(p, l, r, 0, gradients.d_u + rows_at, width, warp - of_channels, kWarps - of_channels, first_out, out);
+    multiply_states<kGate, kErase, kKeys, 2>(p, s, width, kept.states + states_at, gradients.states + states_at);
   }
+  if (threadIdx.x < kKeys) reverse_chunk_channels<kGate, kErase, kKeys>(p, s, n, first_out, out);
   if constexpr (kGate == FW_GATE_SCALAR) {
     __syncthreads();  // every channel's part is there
-    for (int i = warp; i < n; i += kWarps) {
+    for (int i = threadIdx.x / 32; i < n; i += kWarps) {
       float sum = 0;
-      for (int d = threadIdx.x % 32; d < l.pitch; d += 32) sum += s.d_reads_q[i * l.pitch + d];
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) sum += s.d_reads_q[i * kKeys + d];
       sum = cuda::warp_sum(sum);
       if (threadIdx.x % 32 == 0) out.d_g[first_out + i * p.HV] = sum;
     }
   }
 }
 
+// d_o of the range's chunks, a thread a quad.
+__global__ void __launch_bounds__(kThreads) load_outputs(const __grid_constant__ Problem p, int width, const float *divisors,
+                                                         const __grid_constant__ ChunkRange range, float *to) {
+  const uint32_t heads = static_cast<uint32_t>(p.HV), local = blockIdx.x / heads, hv = blockIdx.x - local * heads;
+  const ChunkPlace place = find_chunk(p, slot_of(p, range, local));
+  if (place.rows <= 0) return;
+  const int quads = width / 4;
+  for (int at = threadIdx.x; at < kChunkRows * quads; at += kThreads) {
+    const int i = at / quads, column = at % quads * 4;
+    const TokenPlace token = place_of(p, place.first + i);
+    float x[4] = {};
+    if (i < place.rows && token.sub == p.n_sub - 1 && given(p.d_o) && column < p.V) {
+      cuda::load_quad(cuda::row_at(p.d_o, head_offset(p.d_o, place.batch, token.token, hv), p.d_o.strides[3]), column, p.V, x);
+      if (divisors) {
+        const float divisor = divisors[(place.batch * p.T + token.token) * p.H + hv / static_cast<uint32_t>(p.group())];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] /= divisor;
+      }
+    }
+    reinterpret_cast<float4 *>(to + (static_cast<int64_t>(local) * p.HV + hv) * kChunkRows * width)[at] = make_float4(x[0], x[1], x[2], x[3]);
+  }
+}
+
+template <int kKeys>
 struct SharedBytes {
   template <fw_gate kGate, fw_erase kErase>
   static int32_t run(const ChunkImages &images) {
-    return 4 * GradientShared::floats<kGate, kErase>(images.keys, images.width);
+    return 4 * GradientShared<kGate, kErase, kKeys>::floats(images.width);
   }
 };
 
+template <int kKeys>
 struct Launch {
   template <fw_gate kGate, fw_erase kErase>
-  static void run(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept,
-                  const ChunkGradients &gradients, const RowGradients &out) {
-    const Panels l = {images.width / kColumnsOwned, 1, kChunkRows, images.keys};
+  static void run(const Problem &p, const ChunkImages &images, const ChunkStates &kept, const ChunkGradients &gradients, const RowGradients &out) {
     const uint32_t blocks = static_cast<uint32_t>(range_slots(p, kept.range) * p.HV);
-    const int32_t bytes = SharedBytes::run<kGate, kErase>(images);
-    cuda::launch({blocks, kThreads, bytes, static_cast<cudaStream_t>(p.stream)}, chunk_gradients<kGate, kErase>, p, l, divisors, kept, gradients,
-                 chunk_parts(p) == 1, out);
+    const int32_t bytes = 4 * GradientShared<kGate, kErase, kKeys>::floats(images.width);
+    cuda::launch({blocks, kThreads, bytes, static_cast<cudaStream_t>(p.stream)}, chunk_gradients<kGate, kErase, kKeys>, p, images.width,
+                 has_dense_rows(p), chunk_parts(p) == 1, kept, gradients, out);
   }
 };
 
 }  // namespace
 
-int32_t chunk_gradients_shared_bytes(const Problem &p) { return dispatch_axes<SharedBytes>(p, plan_chunk_images(p, nullptr, true)); }
+int32_t chunk_gradients_shared_bytes(const Problem &p) {
+  const ChunkImages images = plan_chunk_images(p, nullptr, true);
+  return images.keys == 64 ? dispatch_axes<SharedBytes<64>>(p, images) : dispatch_axes<SharedBytes<128>>(p, images);
+}
 
-void launch_chunk_gradients(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept,
-                            const ChunkGradients &gradients, const RowGradients &out) {
-  if (range_slots(p, kept.range) > 0) dispatch_axes<Launch>(p, p, images, divisors, kept, gradients, out);
+void launch_chunk_outputs(const Problem &p, int32_t width, const float *divisors, const ChunkRange &range, const ChunkGradients &out) {
+  const uint32_t blocks = static_cast<uint32_t>(range_slots(p, range) * p.HV);
+  if (blocks > 0) cuda::launch({blocks, kThreads, 0, static_cast<cudaStream_t>(p.stream)}, load_outputs, p, width, divisors, range, out.d_o);
+}
+
+void launch_chunk_gradients(const Problem &p, const ChunkImages &images, const ChunkStates &kept, const ChunkGradients &gradients,
+                            const RowGradients &out) {
+  if (range_slots(p, kept.range) == 0) return;
+  if (images.keys == 64) {
+    dispatch_axes<Launch<64>>(p, p, images, kept, gradients, out);
+  } else {
+    dispatch_axes<Launch<128>>(p, p, images, kept, gradients, out);
+  }
 }
 
 }  // namespace fw::recurrence

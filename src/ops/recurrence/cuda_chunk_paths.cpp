@@ -11,15 +11,16 @@
 namespace fw::recurrence {
 
 // States of linear_attn hold to fp32, so what the norm made of k counts in full; k as it is stored has no more than 11 bits.
-int32_t chunk_parts(const Problem &p) {
-  const bool is_exact = p.gate == FW_GATE_NONE && p.erase == FW_ERASE_NONE && p.has_l2norm;
-  return p.q.dtype == FW_F16 || is_exact ? 2 : 1;
-}
+static bool is_exact(const Problem &p) { return p.gate == FW_GATE_NONE && p.erase == FW_ERASE_NONE && p.has_l2norm; }
+
+int32_t chunk_parts(const Problem &p) { return p.q.dtype == FW_F16 || is_exact(p) ? 2 : 1; }
 
 ChunkImages plan_chunk_images(const Problem &p, float *data, bool is_backward) {
   const bool is_independent = p.erase == FW_ERASE_INDEPENDENT, is_shared = p.erase != FW_ERASE_NONE && !is_independent;
   ChunkImages images = {};
   images.data = data;
+  images.rounds_scores = chunk_parts(p) == 1;
+  images.rounds_keys = images.rounds_scores || (!is_backward && !is_exact(p));  // tf32 has as many bits as fp16
   images.keys = p.K <= 64 ? 64 : 128, images.width = p.V <= 64 ? 64 : 128;
   const auto take = [&](bool is_there, int32_t floats) {
     const int32_t at = images.record;

@@ -43,19 +43,20 @@ struct Stage {
 template <fw_erase kErase, int kKeys, bool kKeeps>
 __device__ __forceinline__ void copy_chunk(const ChunkImages &images, const float *record, int column, float *to) {
   using At = Stage<kErase, kKeys, kKeeps>;
-  if constexpr (At::kErases) {
-    copy_image<kKeys, kScanThreads>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
-    copy_image<kChunkRows, kScanThreads>(to + At::kSolve, kScorePitch, record + (At::kIndependent ? images.m : images.t), kChunkRows);
-  }
+  const bool is_first = threadIdx.x < kScanThreads / 2;
+  if constexpr (At::kErases) copy_image<kKeys, kScanThreads>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
+  if constexpr (!kKeeps) copy_image<kKeys, kScanThreads>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
   copy_image<kScanColumns, kScanThreads>(to + At::kValues, kValuePitch, record + images.values + column, images.width);
-  if constexpr (!kKeeps) {
-    copy_image<kKeys, kScanThreads>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
-    copy_image<kChunkRows, kScanThreads>(to + At::kQk, kScorePitch, record + images.qk, kChunkRows);
-    if constexpr (At::kIndependent) copy_image<kChunkRows, kScanThreads>(to + At::kQb, kScorePitch, record + images.qb, kChunkRows);
+  if (is_first) {
+    if constexpr (At::kErases) copy_scores<kScorePitch>(to + At::kSolve, record + (At::kIndependent ? images.m : images.t));
+    if constexpr (At::kIndependent && !kKeeps) copy_scores<kScorePitch>(to + At::kQb, record + images.qb);
+  } else {
+    if constexpr (!kKeeps) copy_scores<kScorePitch>(to + At::kQk, record + images.qk);
+    const int quad = threadIdx.x - kScanThreads / 2;
+    if (quad < kKeys / 4) cuda::copy_quad(to + At::kTotal + 4 * quad, record + images.total + 4 * quad);
   }
   copy_image<kKeys, kScanThreads>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
   if constexpr (At::kIndependent) copy_image<kKeys, kScanThreads>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
-  if (threadIdx.x < kKeys / 4) cuda::copy_quad(to + At::kTotal + 4 * threadIdx.x, record + images.total + 4 * threadIdx.x);
 }
 
 // f(tile, element, offset in elements) for the elements of a warp's state that exist.
@@ -89,7 +90,40 @@ __device__ __forceinline__ void multiply_scores(RowTiles &sums, const cuda::Tf32
   }
 }
 
-template <fw_erase kErase, int kKeys, int kParts, bool kKeeps>
+// o of a chunk's rows. Thread (g, t): rows 2t, 2t + 1, 2t + 8, 2t + 9, columns g and g + 8 from `column` on.
+__device__ __forceinline__ void store_output(const Problem &p, const ChunkPlace &rows, int64_t hv, int64_t h, int64_t column, const float *divisors,
+                                             RowTiles &o) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[i][e] *= p.scale_f32;
+  }
+  int64_t offset[4];
+  bool is_there[4];
+#pragma unroll
+  for (int row = 0; row < 4; ++row) {
+    const int at = 8 * (row / 2) + 2 * t + row % 2;
+    const TokenPlace place = place_of(p, rows.first + at);
+    is_there[row] = at < rows.rows && place.sub == p.n_sub - 1;
+    offset[row] = head_offset(p.o, rows.batch, place.token, hv);
+    if (!divisors || !is_there[row]) continue;
+    const float divisor = divisors[(rows.batch * p.T + place.token) * p.H + h];
+    o[row / 2][row % 2] /= divisor, o[row / 2][row % 2 + 2] /= divisor;
+  }
+  const int64_t first = (column + g) * p.o.strides[3], second = first + 8 * p.o.strides[3];
+  const bool has_first = column + g < p.V, has_second = column + g + 8 < p.V;
+  cuda::with_type(p.o.data, p.o.dtype, [&](auto *to) {
+#pragma unroll
+    for (int row = 0; row < 4; ++row) {
+      if (!is_there[row]) continue;
+      if (has_first) cuda::from_float(o[row / 2][row % 2], to + offset[row] + first);
+      if (has_second) cuda::from_float(o[row / 2][row % 2 + 2], to + offset[row] + second);
+    }
+  });
+}
+
+template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps>
 __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Problem p, const __grid_constant__ ChunkImages images,
                                                      const float *divisors, const __grid_constant__ ChunkStates kept, int stages) {
   using At = Stage<kErase, kKeys, kKeeps>;
@@ -102,18 +136,19 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
   const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
   const ChunkSpan span = span_of(p, kept.range, segment, n);
   if (kKeeps && span.first >= span.last) return;
-  const int64_t first_slot = span.slot;
-  const int chunks = span.last;
+  const int64_t begin = segment.begin * p.n_sub, first_slot = span.slot + span.first;
+  const int chunks = span.last - span.first;
   const bool has_columns = column < p.V;
 
-  const auto copy = [&](int chunk) {
-    if (chunk < chunks) {
-      copy_chunk<kErase, kKeys, kKeeps>(images, record_at(p, images, first_slot + chunk, hv), first_column,
-                                        shared + chunk % stages * At::kFloats);
-    }
+  const float *next_record = record_at(p, images, first_slot, hv);
+  int to_copy = 0, to_stage = 0;
+  const auto copy_next = [&] {
+    if (to_copy < chunks) copy_chunk<kErase, kKeys, kKeeps>(images, next_record, first_column, shared + to_stage * At::kFloats);
     cuda::copy_commit();
+    next_record += p.HV * images.record;
+    ++to_copy, to_stage = to_stage + 1 == stages ? 0 : to_stage + 1;
   };
-  for (int i = 0; i < stages - 1; ++i) copy(span.first + i);
+  for (int i = 0; i < stages - 1; ++i) copy_next();
 
   Sums S[kTiles];
 #pragma unroll
@@ -127,32 +162,31 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     }
   };
   const auto store_state = [&](float *base) { move_state(base, [](float2 &at, float a, float b) { at = make_float2(a, b); }); };
-  const int64_t state = static_cast<int64_t>(images.width) * kKeys, sequences = given(p.cu_seqlens) ? 1 : p.N;
-  const auto start_at = [&](int64_t range) {
-    return kept.starts + (((range - 1) * sequences + (given(p.cu_seqlens) ? 0 : n)) * p.HV + hv) * state;
-  };
+  const int64_t state = static_cast<int64_t>(images.width) * kKeys;
   if (kKeeps && span.first > 0) {
-    if (has_columns) move_state(start_at(kept.range.begin / kept.length), [](const float2 &at, float &a, float &b) { a = at.x, b = at.y; });
+    float *const start = start_of(p, kept, kept.range.begin, n, hv, state);
+    if (has_columns) move_state(start, [](const float2 &at, float &a, float &b) { a = at.x, b = at.y; });
   } else if (given(p.initial_state)) {
     for_state<kTiles>(p, find_state(p, p.initial_state, n, hv), column, [&](int tile, int e, int64_t at) { S[tile][e] = load_at(p.initial_state, at); });
   }
-  for (int chunk = span.first; chunk < chunks; ++chunk) {
+  ChunkPlace rows = {segment.batch, begin, 0};
+  int64_t slot_head = (span.local + span.first) * p.HV + hv;
+  const uint32_t first_in_range = static_cast<uint32_t>(given(p.cu_seqlens) ? first_slot : span.first);
+  for (int chunk = 0, at_stage = 0; chunk < chunks; ++chunk) {
     if (stages == 2) {
       cuda::copy_wait<0>();
     } else {
       cuda::copy_wait<1>();
     }
     __syncthreads();  // this chunk's images are there, and every warp is done with those of the chunk before
-    copy(chunk + stages - 1);
+    copy_next();
     if (!has_columns) continue;
-    const float *const stage = shared + chunk % stages * At::kFloats;
-    const int64_t slot_head = (span.local + chunk) * p.HV + hv;
+    const float *const stage = shared + at_stage * At::kFloats;
     if constexpr (kKeeps) {
       if (kept.states) {
         store_state(kept.states + slot_head * state);
-      } else if (chunk > 0) {
-        const uint32_t at = static_cast<uint32_t>(given(p.cu_seqlens) ? first_slot + chunk : chunk), length = static_cast<uint32_t>(kept.length);
-        if (at % length == 0) store_state(start_at(at / length));
+      } else if (chunk > 0 && (first_in_range + chunk) % static_cast<uint32_t>(kept.length) == 0) {
+        store_state(start_of(p, kept, first_in_range + chunk, n, hv, state));
       }
     }
 
@@ -187,23 +221,39 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
         if constexpr (kIsShared<kErase>) u[i][e] -= x[i][e];
       }
     }
-    cuda::Tf32Rows<kParts> written[2] = {cuda::rows_of_sums<kParts>(u[0]), cuda::rows_of_sums<kParts>(u[1])}, along_b[2];
+    using Written = cuda::Tf32Rows<kScoreParts>;
+    Written written[2] = {cuda::rows_of_sums<kScoreParts>(u[0]), cuda::rows_of_sums<kScoreParts>(u[1])}, along_b[2];
     if constexpr (kIsShared<kErase>) {
-      RowTiles solved = {};
-      multiply_scores<kParts>(solved, written, stage + At::kSolve);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        written[i] = cuda::rows_of_sums<kParts>(solved[i]);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) u[i][e] = solved[i][e];
-      }
+      for (int i = 0; i < 2; ++i) u[i][0] = u[i][1] = u[i][2] = u[i][3] = 0.0f;
+      multiply_scores<kScoreParts>(u, written, stage + At::kSolve);
+      written[0] = cuda::rows_of_sums<kScoreParts>(u[0]), written[1] = cuda::rows_of_sums<kScoreParts>(u[1]);
     }
     if constexpr (At::kIndependent) {
-      multiply_scores<kParts>(x, written, stage + At::kSolve);
-      along_b[0] = cuda::rows_of_sums<kParts>(x[0]), along_b[1] = cuda::rows_of_sums<kParts>(x[1]);
+      multiply_scores<kScoreParts>(x, written, stage + At::kSolve);
+      along_b[0] = cuda::rows_of_sums<kScoreParts>(x[0]), along_b[1] = cuda::rows_of_sums<kScoreParts>(x[1]);
+    }
+    if constexpr (!kKeeps) {
+      multiply_scores<kScoreParts>(o, written, stage + At::kQk);
+      if constexpr (At::kIndependent) multiply_scores<kScoreParts>(o, along_b, stage + At::kQb);
     }
 
-    const ChunkPlace rows = chunk_of(segment, p.n_sub, chunk);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Sums added = {};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = (8 * i + 2 * t) * At::kEnds + 8 * tile + g;
+        cuda::multiply_parts<true>(added, cuda::first_parts<kParts>(written[i]), stage[At::kEndsK + at], stage[At::kEndsK + at + At::kEnds]);
+        if constexpr (At::kIndependent) {
+          cuda::multiply_parts<true>(added, cuda::first_parts<kParts>(along_b[i]), stage[At::kEndsB + at], stage[At::kEndsB + at + At::kEnds]);
+        }
+      }
+      const float2 total = *reinterpret_cast<const float2 *>(stage + At::kTotal + 8 * tile + 2 * t);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[tile][e] = fmaf(S[tile][e], e % 2 ? total.y : total.x, added[e]);
+    }
+
     if constexpr (kKeeps) {
 #pragma unroll
       for (int i = 0; kept.states && i < 2; ++i) {
@@ -214,41 +264,13 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
           if constexpr (At::kIndependent) kept.z[at] = x[i][e];
         }
       }
+      slot_head += p.HV;
     } else {
-      multiply_scores<kParts>(o, written, stage + At::kQk);
-      if constexpr (At::kIndependent) multiply_scores<kParts>(o, along_b, stage + At::kQb);
-#pragma unroll
-      for (int row = 0; row < 4; ++row) {
-        const int i = row / 2, e = row % 2, at = 8 * i + 2 * t + e;
-        if (at >= rows.rows) continue;
-        const TokenPlace place = place_of(p, rows.first + at);
-        if (place.sub != p.n_sub - 1) continue;
-        const float divisor = divisors ? divisors[(segment.batch * p.T + place.token) * p.H + block.h] : 1.0f;
-        const int64_t offset = head_offset(p.o, segment.batch, place.token, hv);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int64_t v = column + g + 8 * half;
-          const float scaled = o[i][e + 2 * half] * p.scale_f32;
-          if (v < p.V) store_at(p.o, offset + v * p.o.strides[3], divisors ? scaled / divisor : scaled);
-        }
-      }
+      rows.rows = static_cast<int32_t>(segment.end * p.n_sub - rows.first < kChunkRows ? segment.end * p.n_sub - rows.first : kChunkRows);
+      store_output(p, rows, hv, block.h, column, divisors, o);
     }
-
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      Sums added = {};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = (8 * i + 2 * t) * At::kEnds + 8 * tile + g;
-        cuda::multiply_parts<true>(added, written[i], stage[At::kEndsK + at], stage[At::kEndsK + at + At::kEnds]);
-        if constexpr (At::kIndependent) {
-          cuda::multiply_parts<true>(added, along_b[i], stage[At::kEndsB + at], stage[At::kEndsB + at + At::kEnds]);
-        }
-      }
-      const float2 total = *reinterpret_cast<const float2 *>(stage + At::kTotal + 8 * tile + 2 * t);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) S[tile][e] = fmaf(S[tile][e], e % 2 ? total.y : total.x, added[e]);
-    }
+    rows.first += kChunkRows;
+    at_stage = at_stage + 1 == stages ? 0 : at_stage + 1;
   }
   cuda::copy_wait<0>();
   if (given(p.final_state)) {
@@ -256,32 +278,32 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
   }
 }
 
-template <fw_erase kErase, int kKeys, int kParts, bool kKeeps>
+template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps>
 void launch_as(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
   constexpr int kFloats = Stage<kErase, kKeys, kKeeps>::kFloats;
   const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * (images.width / kScanColumns));
   const int stages = 3 * 4 * kFloats <= cuda::shared_memory_limit() ? 3 : 2;
-  cuda::launch({blocks, kScanThreads, 4 * stages * kFloats, static_cast<cudaStream_t>(p.stream)}, scan<kErase, kKeys, kParts, kKeeps>, p, images,
-               divisors, kept, stages);
+  cuda::launch({blocks, kScanThreads, 4 * stages * kFloats, static_cast<cudaStream_t>(p.stream)}, scan<kErase, kKeys, kParts, kScoreParts, kKeeps>,
+               p, images, divisors, kept, stages);
 }
-template <fw_erase kErase, int kKeys, int kParts>
-void launch_parts(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
+template <fw_erase kErase, int kKeys>
+void launch_keys(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
+  const bool is_one = chunk_parts(p) == 1;
   ChunkStates all = {};
   all.range = whole_range(p);
   if (kept) {
-    launch_as<kErase, kKeys, kParts, true>(p, images, divisors, *kept);
-  } else {
-    launch_as<kErase, kKeys, kParts, false>(p, images, divisors, all);
+    is_one ? launch_as<kErase, kKeys, 1, 1, true>(p, images, divisors, *kept) : launch_as<kErase, kKeys, 2, 2, true>(p, images, divisors, *kept);
+  } else if (is_one) {
+    launch_as<kErase, kKeys, 1, 1, false>(p, images, divisors, all);
+  } else if (images.rounds_keys) {
+    launch_as<kErase, kKeys, 1, 2, false>(p, images, divisors, all);
+  } else if constexpr (kErase == FW_ERASE_NONE) {
+    launch_as<kErase, kKeys, 2, 2, false>(p, images, divisors, all);
   }
 }
 template <fw_erase kErase>
 void launch_erase(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
-  const bool is_one = chunk_parts(p) == 1;
-  if (images.keys == 64) {
-    is_one ? launch_parts<kErase, 64, 1>(p, images, divisors, kept) : launch_parts<kErase, 64, 2>(p, images, divisors, kept);
-  } else {
-    is_one ? launch_parts<kErase, 128, 1>(p, images, divisors, kept) : launch_parts<kErase, 128, 2>(p, images, divisors, kept);
-  }
+  images.keys == 64 ? launch_keys<kErase, 64>(p, images, divisors, kept) : launch_keys<kErase, 128>(p, images, divisors, kept);
 }
 
 }  // namespace

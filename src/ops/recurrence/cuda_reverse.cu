@@ -13,6 +13,7 @@
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
 #include "ops/recurrence/axes.hpp"
+#include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_row_gradients.cuh"
 #include "ops/recurrence/cuda_tile.cuh"
 
@@ -50,6 +51,22 @@ struct ReverseShared {
     d_total = take(l.pitch);
   }
 };
+
+// d_o of the rows times scale, through the normaliser's division; one warp a row.
+__device__ __noinline__ void load_d_o(const Problem &p, const Panels &l, const RowRange &r, int32_t panel, const float *divisors, float *to) {
+#pragma unroll 1
+  for (int i = threadIdx.x / 32; i < r.rows; i += kWarps) {
+    const TokenPlace place = place_of(p, r.first + i);
+    const int64_t token = place.token, first = static_cast<int64_t>(panel) * l.width();
+    const bool is_read = given(p.d_o) && place.sub == p.n_sub - 1;
+    const float divisor = divisors ? divisors[(r.batch * p.T + token) * p.H + r.h] : 1.0f;
+    const int64_t offset = is_read ? head_offset(p.d_o, r.batch, token, r.hv) : 0;
+    for (int c = threadIdx.x % 32; c < l.value_pitch(); c += 32) {
+      const bool is_there = is_read && c < l.width() && first + c < p.V;
+      to[i * l.value_pitch() + c] = is_there ? load_at(p.d_o, offset + (first + c) * p.d_o.strides[3]) / divisor * p.scale_f32 : 0.0f;
+    }
+  }
+}
 
 // Packs, scores and solves the chunk whose state at the start is S. Ends with a barrier.
 template <fw_gate kGate, fw_erase kErase>
@@ -185,6 +202,32 @@ __device__ __noinline__ void reverse_channels(const Problem &p, const Panels &l,
   }
 }
 
+// dv, d_write_gate, and what v' gives of dbeta; one warp a row.
+template <fw_erase kErase>
+__device__ __noinline__ void store_values(const Problem &p, const Panels &l, const RowRange &r, int32_t panel, const float *d_u,
+                                    int64_t first_out, const RowGradients &out) {
+#pragma unroll 1
+  for (int i = threadIdx.x / 32; i < r.rows; i += kWarps) {
+    const int64_t row = r.first + i, token = place_of(p, row).token, first = static_cast<int64_t>(panel) * l.width();
+    const float beta = kIsShared<kErase> ? load_beta(p, r.batch, row, r.hv) : 1.0f;
+    const bool has_gate = kIsShared<kErase> && given(p.write_gate);
+    const int64_t from = head_offset(p.v, r.batch, row, r.hv), to = head_offset(p.dv, r.batch, row, r.hv);
+    const int64_t gate = head_offset(p.write_gate, r.batch, token, r.hv);
+    float sum = 0;
+    for (int c = threadIdx.x % 32; c < l.width() && first + c < p.V; c += 32) {
+      const float d = d_u[i * l.value_pitch() + c], v = load_at(p.v, from + (first + c) * p.v.strides[3]);
+      const float g = has_gate ? load_at(p.write_gate, gate + (first + c) * p.write_gate.strides[3]) : 1.0f;
+      sum = fmaf(d, v * g, sum);
+      if (given(p.dv)) store_at(p.dv, to + (first + c) * p.dv.strides[3], d * beta * g);
+      if (has_gate && given(p.d_write_gate)) {
+        store_at(p.d_write_gate, head_offset(p.d_write_gate, r.batch, token, r.hv) + (first + c) * p.d_write_gate.strides[3], d * beta * v);
+      }
+    }
+    sum = cuda::warp_sum(sum);
+    if (out.d_beta && threadIdx.x % 32 == 0) out.d_beta[first_out + i * p.HV] = sum;
+  }
+}
+
 // One chunk from the gradient of the state at its end, dS, to that at its start.
 template <fw_gate kGate, fw_erase kErase>
 __device__ inline void reverse_chunk(const Problem &p, const Panels &l, const Owner &own, const RowRange &r, int32_t panel,
@@ -195,7 +238,7 @@ __device__ inline void reverse_chunk(const Problem &p, const Panels &l, const Ow
   const int n = r.rows;
   const int64_t first_out = ((panel * p.B + r.batch) * p.R + r.first) * p.HV + r.hv;
   prepare<kGate, kErase>(p, l, own, r, panel, s, S);
-  load_d_o(p, l, r, panel, divisors, p.scale_f32, s.d_o, l.value_pitch());
+  load_d_o(p, l, r, panel, divisors, s.d_o);
   reduce_rows(l, own, n, c.ends_k, dS, c.partial, s.d_u);
   if constexpr (kIndependent) reduce_rows(l, own, n, c.ends_b, dS, c.partial, s.d_z);
   reverse_solve<kErase>(l, s, n);
@@ -217,7 +260,7 @@ __device__ inline void reverse_chunk(const Problem &p, const Panels &l, const Ow
   if constexpr (kErases) add_outer_rows(l, own, n, c.reads_x, s.d_z, dS);
   __syncthreads();  // gradients of scores, reads and ends are there
   reverse_channels<kGate, kErase>(p, l, s, n, first_out, out);
-  store_values<kErase>(p, l, r, panel, s.d_u, l.value_pitch(), threadIdx.x / 32, kWarps, first_out, out);
+  store_values<kErase>(p, l, r, panel, s.d_u, first_out, out);
 }
 
 __device__ inline void keep_tile(float4 *states, int chunk, const Tile &S) {

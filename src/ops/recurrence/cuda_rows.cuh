@@ -170,45 +170,34 @@ __device__ __noinline__ inline void multiply_row(const float *from, float factor
   }
 }
 
-// Keys and decays, one warp a row. The block synchronises before the rows are read.
+// One warp a row. The block synchronises before the rows are read.
 template <fw_gate kGate, fw_erase kErase>
-__device__ __noinline__ inline void pack_keys(const Problem &p, const Panels &l, const RowRange &r, const PackedRows &to) {
+__device__ __noinline__ inline void pack_rows(const Problem &p, const Panels &l, const RowRange &r, int32_t panel, const PackedRows &to) {
   const int64_t h = r.h;
   const int K = static_cast<int>(p.K), pitch = l.pitch;
   for (int i = threadIdx.x / 32; i < r.rows; i += kWarps) {
     const int64_t row = r.first + i;
     const TokenPlace place = place_of(p, row);
     const int64_t token = place.token;
-    float *q = to.q + i * pitch, *k = to.k + i * pitch;
+    float *q = to.q + i * pitch, *k = to.k + i * pitch, *u = to.u + i * l.value_pitch();
     const bool is_read = place.sub == p.n_sub - 1;  // o of a token is read after its last sub-step
     pack_row(p.q, is_read ? head_offset(p.q, r.batch, token, h) : 0, is_read ? K : 0, pitch, is_read && p.has_l2norm, q);
     pack_row(p.k, head_offset(p.k, r.batch, row, h), K, pitch, p.has_l2norm, k);
     if constexpr (kGate != FW_GATE_NONE) pack_decay(p, pitch, r.batch, place, r.hv, to.decay + i * pitch);
+    const int64_t first = static_cast<int64_t>(panel) * l.width(), rest = p.V - first;
+    const int columns = rest < l.width() ? static_cast<int>(rest) : l.width();
+    pack_row(p.v, head_offset(p.v, r.batch, row, r.hv) + first * p.v.strides[3], columns, l.value_pitch(), false, u);
     if constexpr (kIsShared<kErase>) {
+      const float beta = load_beta(p, r.batch, row, r.hv);
       float *x = to.x + i * pitch;
       if (given(p.p)) pack_row(p.p, head_offset(p.p, r.batch, token, h), K, pitch, p.has_l2norm, x);
-      multiply_row(given(p.p) ? x : k, load_beta(p, r.batch, row, r.hv), p.erase_gate, head_offset(p.erase_gate, r.batch, token, h), K, pitch, x);
+      multiply_row(given(p.p) ? x : k, beta, p.erase_gate, head_offset(p.erase_gate, r.batch, token, h), K, pitch, x);
+      const int64_t gate = head_offset(p.write_gate, r.batch, token, r.hv) + first * p.write_gate.strides[3];
+      multiply_row(u, beta, p.write_gate, gate, columns, l.value_pitch(), u);
     }
     if constexpr (kErase == FW_ERASE_INDEPENDENT) {
       pack_row(p.a, head_offset(p.a, r.batch, token, h), K, pitch, false, to.x + i * pitch);
       pack_row(p.b, head_offset(p.b, r.batch, token, h), K, pitch, false, to.b + i * pitch);
-    }
-  }
-}
-
-// And v'.
-template <fw_gate kGate, fw_erase kErase>
-__device__ inline void pack_rows(const Problem &p, const Panels &l, const RowRange &r, int32_t panel, const PackedRows &to) {
-  pack_keys<kGate, kErase>(p, l, r, to);
-  const int64_t first = static_cast<int64_t>(panel) * l.width(), rest = p.V - first;
-  const int columns = rest < l.width() ? static_cast<int>(rest) : l.width();
-  for (int i = threadIdx.x / 32; i < r.rows; i += kWarps) {
-    const int64_t row = r.first + i;
-    float *u = to.u + i * l.value_pitch();
-    pack_row(p.v, head_offset(p.v, r.batch, row, r.hv) + first * p.v.strides[3], columns, l.value_pitch(), false, u);
-    if constexpr (kIsShared<kErase>) {
-      const int64_t gate = head_offset(p.write_gate, r.batch, place_of(p, row).token, r.hv) + first * p.write_gate.strides[3];
-      multiply_row(u, load_beta(p, r.batch, row, r.hv), p.write_gate, gate, columns, l.value_pitch(), u);
     }
   }
 }
