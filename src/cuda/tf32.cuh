@@ -56,6 +56,15 @@ __device__ __forceinline__ Tf32Rows<kParts> rows_of_sums(const float (&sums)[4])
   return a;
 }
 
+// From the sums of two products whose columns interleave, c of the first being 2c and c of the second 2c + 1: kHalf 0 has 4t in
+// column t and 4t + 1 in column t + 4, 1 has 4t + 2 and 4t + 3, so that a thread's part of both second operands is four neighbours.
+template <int kParts, int kHalf>
+__device__ __forceinline__ Tf32Rows<kParts> rows_of_pair(const float (&even)[4], const float (&odd)[4]) {
+  Tf32Rows<kParts> a;
+  a.set(0, even[kHalf]), a.set(1, even[2 + kHalf]), a.set(2, odd[kHalf]), a.set(3, odd[2 + kHalf]);
+  return a;
+}
+
 // d += a b; of two parts low b high, high b low and high b high, in this order. kRounded: as one part b is tf32 already.
 template <bool kRounded, int kParts>
 __device__ __forceinline__ void multiply_parts(float (&d)[4], const Tf32Rows<kParts> &a, float b0, float b1) {

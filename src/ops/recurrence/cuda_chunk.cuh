@@ -59,7 +59,7 @@ __device__ inline float *start_of(const Problem &p, const ChunkStates &kept, int
 }
 
 // 16 rows to shared memory, by kThreadsOf threads.
-template <int kColumns, int kThreadsOf>
+template <int kThreadsOf, int kColumns>
 __device__ __forceinline__ void copy_image(float *to, int pitch, const float *from, int from_pitch) {
   constexpr int kQuads = kColumns / 4, kTogether = kThreadsOf / kQuads;  // of a row; rows
   const int row = threadIdx.x / kQuads, column = threadIdx.x % kQuads * 4;
@@ -67,11 +67,13 @@ __device__ __forceinline__ void copy_image(float *to, int pitch, const float *fr
 #pragma unroll
   for (int i = 0; i < kChunkRows; i += kTogether) cuda::copy_quad(to + i * pitch, from + i * from_pitch);
 }
-// Of scores, by 64 threads.
-template <int kPitch>
+// Of scores, by half of the threads.
+template <int kThreadsOf, int kPitch>
 __device__ __forceinline__ void copy_scores(float *to, const float *from) {
-  const int row = threadIdx.x % 64 / 4, column = threadIdx.x % 4 * 4;
-  cuda::copy_quad(to + row * kPitch + column, from + row * kChunkRows + column);
+  constexpr int kTogether = kThreadsOf / 8;
+  const int row = threadIdx.x % (kThreadsOf / 2) / 4, column = threadIdx.x % 4 * 4;
+#pragma unroll
+  for (int i = row; i < row + kChunkRows; i += kTogether) cuda::copy_quad(to + i * kPitch + column, from + i * kChunkRows + column);
 }
 
 __device__ inline float *record_at(const Problem &p, const ChunkImages &images, int64_t slot, int64_t hv) {

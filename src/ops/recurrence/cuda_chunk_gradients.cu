@@ -292,9 +292,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t values_at = head * kChunkRows * width, states_at = head * width * kKeys;
   const auto copy = [&](float *to, const float *from) {
     if (width == 64) {
-      copy_image<64, kThreads>(to, 64 + 8, from + values_at, 64);
+      copy_image<kThreads, 64>(to, 64 + 8, from + values_at, 64);
     } else {
-      copy_image<128, kThreads>(to, 128 + 8, from + values_at, 128);
+      copy_image<kThreads, 128>(to, 128 + 8, from + values_at, 128);
     }
   };
   copy(s.d_o, gradients.d_o);

@@ -44,9 +44,9 @@ struct Stage {
 template <fw_erase kErase, int kKeys>
 __device__ __forceinline__ void copy_chunk(const ChunkImages &images, const float *record, const float *d_o, float *to) {
   using At = Stage<kErase, kKeys>;
-  const auto keys = [&](int at, int32_t image) { copy_image<kKeys, kReverseThreads>(to + at, At::kPitch, record + image, kKeys); };
-  const auto scores = [&](int at, int32_t image) { copy_scores<kScorePitch>(to + at, record + image); };
-  copy_image<kReverseColumns, kReverseThreads>(to + At::kOutput, kOutputPitch, d_o, images.width);
+  const auto keys = [&](int at, int32_t image) { copy_image<kReverseThreads, kKeys>(to + at, At::kPitch, record + image, kKeys); };
+  const auto scores = [&](int at, int32_t image) { copy_scores<kReverseThreads, kScorePitch>(to + at, record + image); };
+  copy_image<kReverseThreads, kReverseColumns>(to + At::kOutput, kOutputPitch, d_o, images.width);
   if (threadIdx.x < kReverseThreads / 2) {
     scores(At::kQk, images.qk);
     if constexpr (At::kErases) scores(At::kSolve, images.t);

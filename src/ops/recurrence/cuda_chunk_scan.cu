@@ -2,7 +2,7 @@
 // The scan over the chunks of a sequence, in tf32: o and the final state, or for the backward the states at the chunks' starts and what
 // the rows write.
 //
-// Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each. A warp keeps S^T [16 v][K] as sums of products in
+// Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each; 2 warps where there are few heads. A warp keeps S^T [16 v][K] as sums of products in
 // registers (K / 8 tiles of 4), and every product has 16 columns of V as its rows, so that what comes out of one is the first operand
 // of the next without leaving registers; second operands are the images of the chunk, brought by cp.async to two or three stages.
 //   shared erase       X^T = S^T reads_x^T;  W^T = (V'^T - X^T) t^T;  o^T = S^T reads_q^T + W^T qk^T;  S^T = S^T total + W^T ends_k
@@ -20,14 +20,14 @@
 namespace fw::recurrence {
 namespace {
 
-constexpr int kScanWarps = 4, kScanThreads = 32 * kScanWarps, kScanColumns = 16 * kScanWarps;
-constexpr int kScorePitch = 24, kValuePitch = kScanColumns + 4;
+constexpr int kScorePitch = 24;
 
 // Where the images of a chunk lie in a stage, in floats. Pitches put the rows and columns of a warp's access into 32 banks.
-template <fw_erase kErase, int kKeys, bool kKeeps>
+template <fw_erase kErase, int kKeys, bool kKeeps, int kWarps>
 struct Stage {
+  static constexpr int kThreads = 32 * kWarps, kColumns = 16 * kWarps, kValuePitch = kColumns + 4;
   static constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
-  static constexpr int kReads = kKeys + 8, kEnds = kKeys + 4;  // pitches
+  static constexpr int kReads = kKeys + 16, kEnds = kKeys + 4;  // pitches
   static constexpr int kReadsX = 0;                            // reads_x, or solved_x
   static constexpr int kReadsQ = kReadsX + kErases * kChunkRows * kReads;
   static constexpr int kEndsK = kReadsQ + !kKeeps * kChunkRows * kReads;
@@ -40,25 +40,28 @@ struct Stage {
   static constexpr int kFloats = kValues + kChunkRows * kValuePitch;
 };
 
-template <fw_erase kErase, int kKeys, bool kKeeps>
+template <class At, int kKeys, bool kKeeps>
 __device__ __forceinline__ void copy_chunk(const ChunkImages &images, const float *record, int column, float *to) {
-  using At = Stage<kErase, kKeys, kKeeps>;
-  const bool is_first = threadIdx.x < kScanThreads / 2;
-  if constexpr (At::kErases) copy_image<kKeys, kScanThreads>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
-  if constexpr (!kKeeps) copy_image<kKeys, kScanThreads>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
-  copy_image<kScanColumns, kScanThreads>(to + At::kValues, kValuePitch, record + images.values + column, images.width);
-  if (is_first) {
-    if constexpr (At::kErases) copy_scores<kScorePitch>(to + At::kSolve, record + (At::kIndependent ? images.m : images.t));
-    if constexpr (At::kIndependent && !kKeeps) copy_scores<kScorePitch>(to + At::kQb, record + images.qb);
+  constexpr int kThreads = At::kThreads;
+  if constexpr (At::kErases) {
+    copy_image<kThreads, kKeys>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
+  }
+  if constexpr (!kKeeps) copy_image<kThreads, kKeys>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
+  copy_image<kThreads, At::kColumns>(to + At::kValues, At::kValuePitch, record + images.values + column, images.width);
+  if (threadIdx.x < kThreads / 2) {
+    if constexpr (At::kErases) copy_scores<kThreads, kScorePitch>(to + At::kSolve, record + (At::kIndependent ? images.m : images.t));
+    if constexpr (At::kIndependent && !kKeeps) copy_scores<kThreads, kScorePitch>(to + At::kQb, record + images.qb);
   } else {
-    if constexpr (!kKeeps) copy_scores<kScorePitch>(to + At::kQk, record + images.qk);
-    const int quad = threadIdx.x - kScanThreads / 2;
+    if constexpr (!kKeeps) copy_scores<kThreads, kScorePitch>(to + At::kQk, record + images.qk);
+    const int quad = threadIdx.x - kThreads / 2;
     if (quad < kKeys / 4) cuda::copy_quad(to + At::kTotal + 4 * quad, record + images.total + 4 * quad);
   }
-  copy_image<kKeys, kScanThreads>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
-  if constexpr (At::kIndependent) copy_image<kKeys, kScanThreads>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
+  copy_image<kThreads, kKeys>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
+  if constexpr (At::kIndependent) copy_image<kThreads, kKeys>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
 }
 
+// Two tiles of a state share 16 channels, so that a thread reads its four of an image together: thread (g, t) has channels 4t and
+// 4t + 2 of the first tile's, 4t + 1 and 4t + 3 of the second's, of columns g and g + 8.
 // f(tile, element, offset in elements) for the elements of a warp's state that exist.
 template <int kTiles, class F>
 __device__ __forceinline__ void for_state(const Problem &p, const StatePlace &at, int64_t column, F f) {
@@ -67,7 +70,7 @@ __device__ __forceinline__ void for_state(const Problem &p, const StatePlace &at
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int64_t k = 8 * tile + 2 * t + e % 2, v = column + g + e / 2 * 8;
+      const int64_t k = tile / 2 * 16 + 4 * t + e % 2 * 2 + tile % 2, v = column + g + e / 2 * 8;
       if (k < p.K && v < p.V) f(tile, e, at.base + k * at.row + v * at.column);
     }
   }
@@ -90,48 +93,49 @@ __device__ __forceinline__ void multiply_scores(RowTiles &sums, const cuda::Tf32
   }
 }
 
-// o of a chunk's rows. Thread (g, t): rows 2t, 2t + 1, 2t + 8, 2t + 9, columns g and g + 8 from `column` on.
-__device__ __forceinline__ void store_output(const Problem &p, const ChunkPlace &rows, int64_t hv, int64_t h, int64_t column, const float *divisors,
-                                             RowTiles &o) {
+// o of a chunk's rows. Thread (g, t): rows 2t, 2t + 1, 2t + 8, 2t + 9, columns g and g + 8 from `column` on. offset: of row 2t, column g;
+// rows: of the chunk; step: elements to the next row.
+__device__ __forceinline__ void store_rows(const Problem &p, int64_t offset, int64_t step, int rows, int64_t column, const RowTiles &o) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) o[i][e] *= p.scale_f32;
-  }
-  int64_t offset[4];
-  bool is_there[4];
-#pragma unroll
-  for (int row = 0; row < 4; ++row) {
-    const int at = 8 * (row / 2) + 2 * t + row % 2;
-    const TokenPlace place = place_of(p, rows.first + at);
-    is_there[row] = at < rows.rows && place.sub == p.n_sub - 1;
-    offset[row] = head_offset(p.o, rows.batch, place.token, hv);
-    if (!divisors || !is_there[row]) continue;
-    const float divisor = divisors[(rows.batch * p.T + place.token) * p.H + h];
-    o[row / 2][row % 2] /= divisor, o[row / 2][row % 2 + 2] /= divisor;
-  }
-  const int64_t first = (column + g) * p.o.strides[3], second = first + 8 * p.o.strides[3];
   const bool has_first = column + g < p.V, has_second = column + g + 8 < p.V;
   cuda::with_type(p.o.data, p.o.dtype, [&](auto *to) {
+    to += offset;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
-      if (!is_there[row]) continue;
-      if (has_first) cuda::from_float(o[row / 2][row % 2], to + offset[row] + first);
-      if (has_second) cuda::from_float(o[row / 2][row % 2 + 2], to + offset[row] + second);
+      const int at = 8 * (row / 2) + row % 2;
+      if (2 * t + at >= rows) continue;
+      if (has_first) cuda::from_float(o[row / 2][row % 2], to + at * step);
+      if (has_second) cuda::from_float(o[row / 2][row % 2 + 2], to + at * step + 8 * p.o.strides[3]);
     }
   });
 }
+// With sub-steps or divisors.
+__device__ __noinline__ void store_some_rows(const Problem &p, const ChunkPlace &rows, int64_t hv, int64_t h, int64_t column, const float *divisors,
+                                             const float *o) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll 1
+  for (int row = 0; row < 4; ++row) {
+    const int at = 8 * (row / 2) + 2 * t + row % 2;
+    const TokenPlace place = place_of(p, rows.first + at);
+    if (at >= rows.rows || place.sub != p.n_sub - 1) continue;
+    const float divisor = divisors ? divisors[(rows.batch * p.T + place.token) * p.H + h] : 1.0f;
+    const int64_t offset = head_offset(p.o, rows.batch, place.token, hv);
+#pragma unroll 1
+    for (int64_t half = 0, v = column + g; half < 2 && v < p.V; ++half, v += 8) {
+      store_at(p.o, offset + v * p.o.strides[3], o[row / 2 * 4 + row % 2 + 2 * half] / divisor);
+    }
+  }
+}
 
-template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps>
-__global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Problem p, const __grid_constant__ ChunkImages images,
+template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Problem p, const __grid_constant__ ChunkImages images,
                                                      const float *divisors, const __grid_constant__ ChunkStates kept, int stages) {
-  using At = Stage<kErase, kKeys, kKeeps>;
+  using At = Stage<kErase, kKeys, kKeeps, kWarps>;
   constexpr int kTiles = kKeys / 8;
   float *const shared = cuda::dynamic_shared<float>();
-  const BlockPlace block = place_of_block(p, images.width / kScanColumns, blockIdx.x);
+  const BlockPlace block = place_of_block(p, images.width / At::kColumns, blockIdx.x);
   const int64_t hv = block.hv, n = block.n;
-  const int first_column = block.panel * kScanColumns, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int first_column = block.panel * At::kColumns, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int in_block = threadIdx.x / 32 * 16, column = first_column + in_block;
   const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
   const ChunkSpan span = span_of(p, kept.range, segment, n);
@@ -143,7 +147,7 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
   const float *next_record = record_at(p, images, first_slot, hv);
   int to_copy = 0, to_stage = 0;
   const auto copy_next = [&] {
-    if (to_copy < chunks) copy_chunk<kErase, kKeys, kKeeps>(images, next_record, first_column, shared + to_stage * At::kFloats);
+    if (to_copy < chunks) copy_chunk<At, kKeys, kKeeps>(images, next_record, first_column, shared + to_stage * At::kFloats);
     cuda::copy_commit();
     next_record += p.HV * images.record;
     ++to_copy, to_stage = to_stage + 1 == stages ? 0 : to_stage + 1;
@@ -154,22 +158,25 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) S[tile][0] = S[tile][1] = S[tile][2] = S[tile][3] = 0.0f;
   const auto move_state = [&](float *base, auto f) {  // as the buffers of states lie
-    float *at = base + (column + g) * kKeys + 2 * t;
+    float *at = base + (column + g) * kKeys + 4 * t;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      f(*reinterpret_cast<float2 *>(at + 8 * tile), S[tile][0], S[tile][1]);
-      f(*reinterpret_cast<float2 *>(at + 8 * kKeys + 8 * tile), S[tile][2], S[tile][3]);
+    for (int tile = 0; tile < kTiles; tile += 2) {
+      Sums &a = S[tile], &b = S[tile + 1];
+      f(*reinterpret_cast<float4 *>(at + 8 * tile), a[0], b[0], a[1], b[1]);
+      f(*reinterpret_cast<float4 *>(at + 8 * kKeys + 8 * tile), a[2], b[2], a[3], b[3]);
     }
   };
-  const auto store_state = [&](float *base) { move_state(base, [](float2 &at, float a, float b) { at = make_float2(a, b); }); };
+  const auto store_state = [&](float *base) { move_state(base, [](float4 &at, float a, float b, float c, float d) { at = make_float4(a, b, c, d); }); };
   const int64_t state = static_cast<int64_t>(images.width) * kKeys;
   if (kKeeps && span.first > 0) {
     float *const start = start_of(p, kept, kept.range.begin, n, hv, state);
-    if (has_columns) move_state(start, [](const float2 &at, float &a, float &b) { a = at.x, b = at.y; });
+    if (has_columns) move_state(start, [](const float4 &at, float &a, float &b, float &c, float &d) { a = at.x, b = at.y, c = at.z, d = at.w; });
   } else if (given(p.initial_state)) {
     for_state<kTiles>(p, find_state(p, p.initial_state, n, hv), column, [&](int tile, int e, int64_t at) { S[tile][e] = load_at(p.initial_state, at); });
   }
   ChunkPlace rows = {segment.batch, begin, 0};
+  const bool stores_all = p.n_sub == 1 && !divisors;
+  int64_t o_at = kKeeps ? 0 : head_offset(p.o, segment.batch, segment.begin + 2 * t, hv) + (column + g) * p.o.strides[3];
   int64_t slot_head = (span.local + span.first) * p.HV + hv;
   const uint32_t first_in_range = static_cast<uint32_t>(given(p.cu_seqlens) ? first_slot : span.first);
   for (int chunk = 0, at_stage = 0; chunk < chunks; ++chunk) {
@@ -194,18 +201,20 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     RowTiles x = {}, o = {};
     if constexpr (At::kErases || !kKeeps) {
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const cuda::Tf32Rows<kParts> a = cuda::rows_of_sums<kParts>(S[tile]);
+      for (int tile = 0; tile < kTiles; tile += 2) {
+        const auto a = cuda::rows_of_pair<kParts, 0>(S[tile], S[tile + 1]), b = cuda::rows_of_pair<kParts, 1>(S[tile], S[tile + 1]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int at = (8 * i + g) * At::kReads + 8 * tile + 2 * t;
+          const float *const from = stage + (8 * i + g) * At::kReads + 8 * tile + 4 * t;
           if constexpr (At::kErases) {
-            const float2 b = *reinterpret_cast<const float2 *>(stage + At::kReadsX + at);
-            cuda::multiply_parts<true>(x[i], a, b.x, b.y);
+            const float4 key = *reinterpret_cast<const float4 *>(from + At::kReadsX);
+            cuda::multiply_parts<true>(x[i], a, key.x, key.y);
+            cuda::multiply_parts<true>(x[i], b, key.z, key.w);
           }
           if constexpr (!kKeeps) {
-            const float2 b = *reinterpret_cast<const float2 *>(stage + At::kReadsQ + at);
-            cuda::multiply_parts<true>(o[i], a, b.x, b.y);
+            const float4 query = *reinterpret_cast<const float4 *>(from + At::kReadsQ);
+            cuda::multiply_parts<true>(o[i], a, query.x, query.y);
+            cuda::multiply_parts<true>(o[i], b, query.z, query.w);
           }
         }
       }
@@ -217,7 +226,7 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        u[i][e] = stage[At::kValues + (8 * i + 2 * t + e % 2) * kValuePitch + in_block + g + e / 2 * 8];
+        u[i][e] = stage[At::kValues + (8 * i + 2 * t + e % 2) * At::kValuePitch + in_block + g + e / 2 * 8];
         if constexpr (kIsShared<kErase>) u[i][e] -= x[i][e];
       }
     }
@@ -239,19 +248,26 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
     }
 
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      Sums added = {};
+    for (int tile = 0; tile < kTiles; tile += 2) {
+      Sums added[2] = {};
+      const auto add = [&](const Written &rows, const float *ends) {
+        const cuda::Tf32Rows<kParts> a = cuda::first_parts<kParts>(rows);
+        const float2 k0 = *reinterpret_cast<const float2 *>(ends), k1 = *reinterpret_cast<const float2 *>(ends + At::kEnds);
+        cuda::multiply_parts<true>(added[0], a, k0.x, k1.x);
+        cuda::multiply_parts<true>(added[1], a, k0.y, k1.y);
+      };
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = (8 * i + 2 * t) * At::kEnds + 8 * tile + g;
-        cuda::multiply_parts<true>(added, cuda::first_parts<kParts>(written[i]), stage[At::kEndsK + at], stage[At::kEndsK + at + At::kEnds]);
-        if constexpr (At::kIndependent) {
-          cuda::multiply_parts<true>(added, cuda::first_parts<kParts>(along_b[i]), stage[At::kEndsB + at], stage[At::kEndsB + at + At::kEnds]);
-        }
+        const int at = (8 * i + 2 * t) * At::kEnds + 8 * tile + 2 * g;
+        add(written[i], stage + At::kEndsK + at);
+        if constexpr (At::kIndependent) add(along_b[i], stage + At::kEndsB + at);
       }
-      const float2 total = *reinterpret_cast<const float2 *>(stage + At::kTotal + 8 * tile + 2 * t);
+      const float4 total = *reinterpret_cast<const float4 *>(stage + At::kTotal + 8 * tile + 4 * t);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) S[tile][e] = fmaf(S[tile][e], e % 2 ? total.y : total.x, added[e]);
+      for (int e = 0; e < 4; ++e) {
+        S[tile][e] = fmaf(S[tile][e], e % 2 ? total.z : total.x, added[0][e]);
+        S[tile + 1][e] = fmaf(S[tile + 1][e], e % 2 ? total.w : total.y, added[1][e]);
+      }
     }
 
     if constexpr (kKeeps) {
@@ -267,7 +283,18 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
       slot_head += p.HV;
     } else {
       rows.rows = static_cast<int32_t>(segment.end * p.n_sub - rows.first < kChunkRows ? segment.end * p.n_sub - rows.first : kChunkRows);
-      store_output(p, rows, hv, block.h, column, divisors, o);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[i][e] *= p.scale_f32;
+      }
+      if (stores_all) {
+        store_rows(p, o_at, p.o.strides[1], rows.rows, column, o);
+        o_at += kChunkRows * p.o.strides[1];
+      } else {
+        const float copy[8] = {o[0][0], o[0][1], o[0][2], o[0][3], o[1][0], o[1][1], o[1][2], o[1][3]};
+        store_some_rows(p, rows, hv, block.h, column, divisors, copy);
+      }
     }
     rows.first += kChunkRows;
     at_stage = at_stage + 1 == stages ? 0 : at_stage + 1;
@@ -278,13 +305,22 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Pro
   }
 }
 
+template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps, int kWarps>
+void launch_warps(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
+  using At = Stage<kErase, kKeys, kKeeps, kWarps>;
+  const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * (images.width / At::kColumns));
+  const int stages = 3 * 4 * At::kFloats <= cuda::shared_memory_limit() ? 3 : 2;
+  cuda::launch({blocks, At::kThreads, 4 * stages * At::kFloats, static_cast<cudaStream_t>(p.stream)},
+               scan<kErase, kKeys, kParts, kScoreParts, kKeeps, kWarps>, p, images, divisors, kept, stages);
+}
+// Four warps share the images of a chunk, unless that would leave half of the device without work.
 template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps>
 void launch_as(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
-  constexpr int kFloats = Stage<kErase, kKeys, kKeeps>::kFloats;
-  const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * (images.width / kScanColumns));
-  const int stages = 3 * 4 * kFloats <= cuda::shared_memory_limit() ? 3 : 2;
-  cuda::launch({blocks, kScanThreads, 4 * stages * kFloats, static_cast<cudaStream_t>(p.stream)}, scan<kErase, kKeys, kParts, kScoreParts, kKeeps>,
-               p, images, divisors, kept, stages);
+  if (2 * p.N * p.HV * (images.width / 64) <= cuda::multiprocessor_count()) {
+    launch_warps<kErase, kKeys, kParts, kScoreParts, kKeeps, 2>(p, images, divisors, kept);
+  } else {
+    launch_warps<kErase, kKeys, kParts, kScoreParts, kKeeps, 4>(p, images, divisors, kept);
+  }
 }
 template <fw_erase kErase, int kKeys>
 void launch_keys(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {

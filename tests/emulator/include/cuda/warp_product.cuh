@@ -5,10 +5,10 @@
 
 namespace fw::cuda {
 
-// To nearest, halves away from zero.
+// To nearest even.
 inline uint32_t to_tf32(float value) {
   const uint32_t bits = __float_as_uint(value);
-  return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
+  return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0xfffu + (bits >> 13 & 1)) & ~0x1fffu;
 }
 
 struct WarpProduct {
