@@ -74,12 +74,12 @@ __device__ __forceinline__ void multiply_rows(float (&d)[4], const cuda::Tf32Row
 
 // The products. Begins with copies of the values' rows under way, ends with a barrier.
 template <fw_gate kGate, fw_erase kErase, int kKeys, int kParts>
-__device__ __noinline__ void multiply_states(const Problem &p, const GradientShared<kGate, kErase, kKeys> &s, int width, const float *states,
-                                             const float *d_states) {
+__device__ __noinline__ void multiply_states(int V, float scale, int width, const float *states, const float *d_states) {
+  const GradientShared<kGate, kErase, kKeys> s(width, cuda::dynamic_shared<float>());  // made here: pointers that come are not known to be to it
   constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
   constexpr int kTiles = kKeys / 64;  // of 8 channels, a warp
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, pitch = width + 8;
-  const int steps = static_cast<int>((p.V + 15) / 16) * 2, channel = 8 * kTiles * warp + kTiles * g;
+  const int steps = (V + 15) / 16 * 2, channel = 8 * kTiles * warp + kTiles * g;
   const float *S = states + 2 * t * kKeys + channel, *dS = d_states + 2 * t * kKeys + channel;
   float d_reads_q[kTiles][4] = {}, d_reads_x[kTiles][4] = {}, d_k[kTiles][4] = {}, d_b[kTiles][4] = {}, score[4] = {}, total[kTiles] = {};
   // Which score: rows of d_o or d_z, with u or z, 8 of its columns.
@@ -158,13 +158,13 @@ __device__ __noinline__ void multiply_states(const Problem &p, const GradientSha
     }
   };
   constexpr float kSign = kIndependent ? 1.0f : -1.0f;  // of d_z
-  store(s.d_reads_q, d_reads_q, p.scale_f32);
+  store(s.d_reads_q, d_reads_q, scale);
   store(s.d_k, d_k, 1.0f);
   if constexpr (kErases) store(s.d_reads_x, d_reads_x, kSign);
   if constexpr (kIndependent) store(s.d_b, d_b, 1.0f);
   if ((!is_of_x || kErases) && (!is_with_z || kIndependent)) {
     float *to = is_of_x ? (is_with_z ? s.d_xb : s.d_xk) : (is_with_z ? s.d_qb : s.d_qk);
-    const float factor = is_of_x ? kSign : p.scale_f32;
+    const float factor = is_of_x ? kSign : scale;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       *reinterpret_cast<float2 *>(to + (g + 8 * half) * kChunkRows + warp / 4 * 8 + 2 * t) = make_float2(factor * score[2 * half], factor * score[2 * half + 1]);
@@ -179,10 +179,11 @@ __device__ __noinline__ void multiply_states(const Problem &p, const GradientSha
 }
 
 // From the gradients of scores, reads, ends and of the whole decay to those of q, x, k, b and g; see reverse_channels of cuda_reverse.cu.
-// One thread a channel, which holds the rows' keys and decays. d_reads_q keeps a scalar gate's part of a channel.
+// One thread a channel, which holds the rows' keys and decays. d_reads_q keeps a scalar gate's part of a channel. out_*: of the first row.
 template <fw_gate kGate, fw_erase kErase, int kKeys>
-__device__ __noinline__ void reverse_chunk_channels(const Problem &p, const GradientShared<kGate, kErase, kKeys> &s, int n, int64_t first_out,
-                                                    const RowGradients &out) {
+__device__ __noinline__ void reverse_chunk_channels(int width, int K, int64_t stride, int n, float *out_q, float *out_k, float *out_x, float *out_b,
+                                                    float *out_g) {
+  const GradientShared<kGate, kErase, kKeys> s(width, cuda::dynamic_shared<float>());
   constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
   constexpr bool kAfter = kErase == FW_ERASE_SHARED_AFTER, kGated = kGate != FW_GATE_NONE;
   const int d = threadIdx.x;
@@ -195,8 +196,7 @@ __device__ __noinline__ void reverse_chunk_channels(const Problem &p, const Grad
     decay[i] = !kGated ? 1.0f : s.decay[kGate == FW_GATE_VECTOR ? at : i];
     run[i] = !kGated ? 1.0f : i > 0 ? run[i - 1] * decay[i] : decay[0];
   }
-  const int64_t stride = p.HV * p.K;
-  int64_t to = (first_out + (kChunkRows - 1) * p.HV) * p.K + d;
+  int64_t to = (kChunkRows - 1) * stride + d;
   float d_run = kGated ? s.d_total[d] : 0.0f;
 #pragma unroll
   for (int i = kChunkRows - 1; i >= 0; --i, to -= stride) {
@@ -240,13 +240,14 @@ __device__ __noinline__ void reverse_chunk_channels(const Problem &p, const Grad
       d_run = fmaf(x, d_read_x, d_run);
       d_x = fmaf(i > 0 ? run[i > 0 ? i - 1 : 0] : 1.0f, d_read_x, d_x);
     }
-    if constexpr (kGate == FW_GATE_SCALAR) s.d_reads_q[at] = d < p.K ? d_g : 0.0f;
-    if (d >= p.K || i >= n) continue;
-    out.d_q[to] = d_q;
-    out.d_k[to] = d_k[i];  // no row before i adds to it
-    if constexpr (kErases) out.d_x[to] = d_x;
-    if constexpr (kIndependent) out.d_b[to] = d_b[i];
-    if constexpr (kGate == FW_GATE_VECTOR) out.d_g[to] = d_g;
+    if constexpr (kGate == FW_GATE_SCALAR) s.d_reads_q[at] = d < K ? d_g : 0.0f;
+    if (d < K && i < n) {
+      out_q[to] = d_q;
+      out_k[to] = d_k[i];  // no row before i adds to it
+      if constexpr (kErases) out_x[to] = d_x;
+      if constexpr (kIndependent) out_b[to] = d_b[i];
+      if constexpr (kGate == FW_GATE_VECTOR) out_g[to] = d_g;
+    }
   }
 }
 
@@ -318,11 +319,16 @@ __global__ void __launch_bounds__(kThreads, 2)
     store_value_row(rows, bits, i, d_u, first_out, out);
   }
   if (is_one_part) {
-    multiply_states<kGate, kErase, kKeys, 1>(p, s, width, kept.states + states_at, gradients.states + states_at);
+    multiply_states<kGate, kErase, kKeys, 1>(static_cast<int>(p.V), p.scale_f32, width, kept.states + states_at, gradients.states + states_at);
   } else {
-    multiply_states<kGate, kErase, kKeys, 2>(p, s, width, kept.states + states_at, gradients.states + states_at);
+    multiply_states<kGate, kErase, kKeys, 2>(static_cast<int>(p.V), p.scale_f32, width, kept.states + states_at, gradients.states + states_at);
   }
-  if (threadIdx.x < kKeys) reverse_chunk_channels<kGate, kErase, kKeys>(p, s, n, first_out, out);
+  if (threadIdx.x < kKeys) {
+    const int64_t first = first_out * p.K;
+    reverse_chunk_channels<kGate, kErase, kKeys>(width, static_cast<int>(p.K), p.HV * p.K, n, out.d_q + first, out.d_k + first,
+                                                 kErase != FW_ERASE_NONE ? out.d_x + first : nullptr, kIndependent ? out.d_b + first : nullptr,
+                                                 kGate == FW_GATE_VECTOR ? out.d_g + first : nullptr);
+  }
   if constexpr (kGate == FW_GATE_SCALAR) {
     __syncthreads();  // every channel's part is there
     for (int i = threadIdx.x / 32; i < n; i += kWarps) {

@@ -183,7 +183,7 @@ __device__ __noinline__ void clear_keys(const Problem &p, int64_t batch, int64_t
 }
 
 template <int kQuads>
-__global__ void __launch_bounds__(32 * kKeyWarps, kQuads == 1 ? 6 : 1) finish_keys(const __grid_constant__ Problem p, const __grid_constant__ RowGradients in) {
+__global__ void __launch_bounds__(32 * kKeyWarps, kQuads == 1 ? 4 : 1) finish_keys(const __grid_constant__ Problem p, const __grid_constant__ RowGradients in) {
   const int64_t rows = p.B * p.R * p.H, stride = static_cast<int64_t>(gridDim.x) * kKeyWarps, group = p.group(), size = p.B * p.R * p.HV;
   const bool is_independent = p.erase == FW_ERASE_INDEPENDENT, is_shared = p.erase != FW_ERASE_NONE && !is_independent;
   for (int64_t item = blockIdx.x * static_cast<int64_t>(kKeyWarps) + threadIdx.x / 32; item < rows; item += stride) {
