@@ -232,6 +232,19 @@ void run_cuda_chunk(fw_direction direction, int64_t dtype) {
   }
 }
 
+// Enough heads that four warps share a chunk on any device; the cases above take two on most.
+TEST(Grid, ForwardOfCudaChunkManyHeads) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda";
+  for (int64_t op : {FW_OP_GLA, FW_OP_KDA, FW_OP_DPLR}) {
+    for (int64_t dtype : {FW_BF16, FW_F16}) {
+      Spec spec = spec_of(op);
+      spec.B = 1, spec.H = is_short() ? 2 : 96, spec.group = 1, spec.T = 37, spec.K = 40, spec.V = 100;
+      spec.dtype = dtype, spec.form = FW_FORM_CHUNK, spec.initial = spec.final = 1;
+      Checked(spec, FW_FORWARD).run(forced("cuda_chunk"), "cuda_chunk");
+    }
+  }
+}
+
 TEST(Grid, ForwardOfCudaChunkBf16) { run_cuda_chunk(FW_FORWARD, FW_BF16); }
 TEST(Grid, ForwardOfCudaChunkFp16) { run_cuda_chunk(FW_FORWARD, FW_F16); }
 TEST(Grid, BackwardOfCudaChunkBf16) { run_cuda_chunk(FW_BACKWARD, FW_BF16); }

@@ -17,7 +17,7 @@ FW_HOST_DEVICE static inline int64_t chunk_slot_at(const Problem &p, int64_t n, 
 static inline int64_t chunk_slots(const Problem &p) { return slots_of(p, kChunkRows); }
 
 // Where the images of a (slot, value head) lie: one record, offsets in floats; -1: not there. Rows past the end of a sequence are 0,
-// as are channels past K and columns past V. Shared erase: t = (I + xk)^-1. Independent: t = (I - xb)^-1.
+// as are channels past K and columns past V. What the scan reads comes first, in the order of its Record. Shared erase: t = (I + xk)^-1. Independent: t = (I - xb)^-1.
 struct ChunkImages {
   float *data;            // [slot][HV][record]
   int32_t record;         // a multiple of 4

@@ -16,7 +16,7 @@ static bool is_exact(const Problem &p) { return p.gate == FW_GATE_NONE && p.eras
 int32_t chunk_parts(const Problem &p) { return p.q.dtype == FW_F16 || is_exact(p) ? 2 : 1; }
 
 ChunkImages plan_chunk_images(const Problem &p, float *data, bool is_backward) {
-  const bool is_independent = p.erase == FW_ERASE_INDEPENDENT, is_shared = p.erase != FW_ERASE_NONE && !is_independent;
+  const bool is_independent = p.erase == FW_ERASE_INDEPENDENT;
   ChunkImages images = {};
   images.data = data;
   images.rounds_scores = chunk_parts(p) == 1;
@@ -29,13 +29,18 @@ ChunkImages plan_chunk_images(const Problem &p, float *data, bool is_backward) {
   };
   const int32_t keys = kChunkRows * images.keys;
   images.reads_q = take(true, keys), images.ends_k = take(true, keys);
-  images.reads_x = take(is_shared || (is_independent && is_backward), keys);
-  images.solved_x = take(is_independent, keys), images.ends_b = take(is_independent, keys);
+  const int32_t erase = take(p.erase != FW_ERASE_NONE, keys);
+  images.ends_b = take(is_independent, keys);
   images.total = take(true, images.keys);
-  images.qk = take(true, kChunkScores), images.qb = take(is_independent, kChunkScores);
-  images.t = take(is_shared || (is_independent && is_backward), kChunkScores);
-  images.m = take(is_independent, kChunkScores), images.xk = take(is_independent && is_backward, kChunkScores);
+  images.qk = take(true, kChunkScores);
+  const int32_t solve = take(p.erase != FW_ERASE_NONE, kChunkScores);
+  images.qb = take(is_independent, kChunkScores);
   images.values = take(true, kChunkRows * images.width);
+  const bool has_more = is_independent && is_backward;
+  images.solved_x = is_independent ? erase : -1, images.m = is_independent ? solve : -1;
+  images.reads_x = is_independent ? take(has_more, keys) : erase;
+  images.t = is_independent ? take(has_more, kChunkScores) : solve;
+  images.xk = take(has_more, kChunkScores);
   return images;
 }
 

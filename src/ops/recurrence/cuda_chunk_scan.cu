@@ -2,7 +2,7 @@
 // The scan over the chunks of a sequence, in tf32: o and the final state, or for the backward the states at the chunks' starts and what
 // the rows write.
 //
-// Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each; 2 warps where there are few heads. A warp keeps S^T [16 v][K] as sums of products in
+// Plan: grid (sequence, value head, 64 columns of V), 4 warps, 16 columns each; 2 warps where there are few heads or columns. A warp keeps S^T [16 v][K] as sums of products in
 // registers (K / 8 tiles of 4), and every product has 16 columns of V as its rows, so that what comes out of one is the first operand
 // of the next without leaving registers; second operands are the images of the chunk, brought by cp.async to two or three stages.
 //   shared erase       X^T = S^T reads_x^T;  W^T = (V'^T - X^T) t^T;  o^T = S^T reads_q^T + W^T qk^T;  S^T = S^T total + W^T ends_k
@@ -26,6 +26,7 @@ constexpr int kScorePitch = 24;
 template <fw_erase kErase, int kKeys, bool kKeeps, int kWarps>
 struct Stage {
   static constexpr int kThreads = 32 * kWarps, kColumns = 16 * kWarps, kValuePitch = kColumns + 4;
+  FW_HOST_DEVICE static int32_t panels(const Problem &p) { return (static_cast<int32_t>(p.V) + kColumns - 1) / kColumns; }
   static constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
   static constexpr int kReads = kKeys + 16, kEnds = kKeys + 4;  // pitches
   static constexpr int kReadsX = 0;                            // reads_x, or solved_x
@@ -40,25 +41,69 @@ struct Stage {
   static constexpr int kFloats = kValues + kChunkRows * kValuePitch;
 };
 
-template <class At, int kKeys, bool kKeeps>
-__device__ __forceinline__ void copy_chunk(const ChunkImages &images, const float *record, int column, float *to) {
-  constexpr int kThreads = At::kThreads;
-  if constexpr (At::kErases) {
-    copy_image<kThreads, kKeys>(to + At::kReadsX, At::kReads, record + (At::kIndependent ? images.solved_x : images.reads_x), kKeys);
+// Where they lie in a record.
+template <fw_erase kErase, int kKeys>
+struct Record {
+  static constexpr bool kErases = kErase != FW_ERASE_NONE, kIndependent = kErase == FW_ERASE_INDEPENDENT;
+  static constexpr int kKeysImage = kChunkRows * kKeys;
+  static constexpr int kReadsQ = 0, kEndsK = kKeysImage, kReadsX = 2 * kKeysImage;
+  static constexpr int kEndsB = kReadsX + kErases * kKeysImage, kTotal = kEndsB + kIndependent * kKeysImage;
+  static constexpr int kQk = kTotal + kKeys, kSolve = kQk + kChunkScores, kQb = kSolve + kErases * kChunkScores;
+  static constexpr int kValues = kQb + kIndependent * kChunkScores;
+};
+
+// The copies of a thread: of images of keys, of its scores or totals, and of values.
+template <fw_erase kErase, int kKeys, bool kKeeps, int kWarps>
+struct Copies {
+  using At = Stage<kErase, kKeys, kKeeps, kWarps>;
+  using From = Record<kErase, kKeys>;
+  static constexpr int kThreads = At::kThreads, kHalf = kThreads / 2;
+  static constexpr int kKeyQuads = kKeys / 4, kKeyRows = kThreads / kKeyQuads;               // of a row; rows at a time
+  static constexpr int kValueQuads = At::kColumns / 4, kValueRows = kThreads / kValueQuads;  // the same of values
+  static constexpr int kScoreRows = kHalf / 4;
+
+  const float *keys, *scores, *total, *values;
+  int64_t step;  // to the next chunk's
+  int reads_to, ends_to, scores_to, values_to, width;
+
+  __device__ __forceinline__ Copies(const Problem &p, const ChunkImages &images, const float *record, int column) {
+    const int thread = threadIdx.x, key_row = thread / kKeyQuads, key_column = thread % kKeyQuads * 4;
+    const int half = thread % kHalf, score_row = half / 4, score_column = half % 4 * 4;
+    const int value_row = thread / kValueQuads, value_column = thread % kValueQuads * 4;
+    keys = record + key_row * kKeys + key_column;
+    scores = record + score_row * kChunkRows + score_column;
+    total = record + From::kTotal + 4 * half;
+    values = record + From::kValues + value_row * images.width + column + value_column;
+    step = p.HV * images.record, width = images.width;
+    reads_to = key_row * At::kReads + key_column, ends_to = key_row * At::kEnds + key_column;
+    scores_to = score_row * kScorePitch + score_column, values_to = value_row * At::kValuePitch + value_column;
   }
-  if constexpr (!kKeeps) copy_image<kThreads, kKeys>(to + At::kReadsQ, At::kReads, record + images.reads_q, kKeys);
-  copy_image<kThreads, At::kColumns>(to + At::kValues, At::kValuePitch, record + images.values + column, images.width);
-  if (threadIdx.x < kThreads / 2) {
-    if constexpr (At::kErases) copy_scores<kThreads, kScorePitch>(to + At::kSolve, record + (At::kIndependent ? images.m : images.t));
-    if constexpr (At::kIndependent && !kKeeps) copy_scores<kThreads, kScorePitch>(to + At::kQb, record + images.qb);
-  } else {
-    if constexpr (!kKeeps) copy_scores<kThreads, kScorePitch>(to + At::kQk, record + images.qk);
-    const int quad = threadIdx.x - kThreads / 2;
-    if (quad < kKeys / 4) cuda::copy_quad(to + At::kTotal + 4 * quad, record + images.total + 4 * quad);
+  __device__ __forceinline__ void copy_scores(float *stage, const float *from) const {
+#pragma unroll
+    for (int i = 0; i < kChunkRows; i += kScoreRows) cuda::copy_quad(stage + i * kScorePitch, from + i * kChunkRows);
   }
-  copy_image<kThreads, kKeys>(to + At::kEndsK, At::kEnds, record + images.ends_k, kKeys);
-  if constexpr (At::kIndependent) copy_image<kThreads, kKeys>(to + At::kEndsB, At::kEnds, record + images.ends_b, kKeys);
-}
+  // The next chunk, to `stage`.
+  __device__ __forceinline__ void copy(float *stage) {
+    float *const reads = stage + reads_to, *const ends = stage + ends_to;
+#pragma unroll
+    for (int i = 0; i < kChunkRows; i += kKeyRows) {
+      if constexpr (At::kErases) cuda::copy_quad(reads + At::kReadsX + i * At::kReads, keys + From::kReadsX + i * kKeys);
+      if constexpr (!kKeeps) cuda::copy_quad(reads + At::kReadsQ + i * At::kReads, keys + From::kReadsQ + i * kKeys);
+      cuda::copy_quad(ends + At::kEndsK + i * At::kEnds, keys + From::kEndsK + i * kKeys);
+      if constexpr (At::kIndependent) cuda::copy_quad(ends + At::kEndsB + i * At::kEnds, keys + From::kEndsB + i * kKeys);
+    }
+#pragma unroll
+    for (int i = 0; i < kChunkRows; i += kValueRows) cuda::copy_quad(stage + At::kValues + values_to + i * At::kValuePitch, values + i * width);
+    if (threadIdx.x < kHalf) {
+      if constexpr (At::kErases) copy_scores(stage + At::kSolve + scores_to, scores + From::kSolve);
+      if constexpr (At::kIndependent && !kKeeps) copy_scores(stage + At::kQb + scores_to, scores + From::kQb);
+    } else {
+      if constexpr (!kKeeps) copy_scores(stage + At::kQk + scores_to, scores + From::kQk);
+      if (threadIdx.x % kHalf < kKeyQuads) cuda::copy_quad(stage + At::kTotal + 4 * (threadIdx.x % kHalf), total);
+    }
+    keys += step, scores += step, total += step, values += step;
+  }
+};
 
 // Two tiles of a state share 16 channels, so that a thread reads its four of an image together: thread (g, t) has channels 4t and
 // 4t + 2 of the first tile's, 4t + 1 and 4t + 3 of the second's, of columns g and g + 8.
@@ -93,19 +138,23 @@ __device__ __forceinline__ void multiply_scores(RowTiles &sums, const cuda::Tf32
   }
 }
 
-// o of a chunk's rows. Thread (g, t): rows 2t, 2t + 1, 2t + 8, 2t + 9, columns g and g + 8 from `column` on. offset: of row 2t, column g;
-// rows: of the chunk; step: elements to the next row.
-__device__ __forceinline__ void store_rows(const Problem &p, int64_t offset, int64_t step, int rows, int64_t column, const RowTiles &o) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const bool has_first = column + g < p.V, has_second = column + g + 8 < p.V;
-  cuda::with_type(p.o.data, p.o.dtype, [&](auto *to) {
-    to += offset;
+// o of a chunk's rows. Thread (g, t): rows 2t, 2t + 1, 2t + 8, 2t + 9, columns g and g + 8 of those of its warp.
+struct OutputPlace {
+  int64_t at, row, half;  // of row 2t, column g; to the next row; to column g + 8
+  int columns;            // from column g on
+};
+__device__ __forceinline__ void store_rows(const fw_tensor &t, const OutputPlace &place, int rows, const RowTiles &o) {
+  const int first = threadIdx.x % 4 * 2;
+  cuda::with_type(t.data, t.dtype, [&](auto *to) {
+    to += place.at;
 #pragma unroll
-    for (int row = 0; row < 4; ++row) {
-      const int at = 8 * (row / 2) + row % 2;
-      if (2 * t + at >= rows) continue;
-      if (has_first) cuda::from_float(o[row / 2][row % 2], to + at * step);
-      if (has_second) cuda::from_float(o[row / 2][row % 2 + 2], to + at * step + 8 * p.o.strides[3]);
+    for (int i = 0; i < 2; ++i, to += 8 * place.row) {
+      auto *const next = to + place.row;
+      const bool has_row = first + 8 * i < rows && place.columns > 0, has_next = first + 8 * i + 1 < rows && place.columns > 0;
+      if (has_row) cuda::from_float(o[i][0], to);
+      if (has_next) cuda::from_float(o[i][1], next);
+      if (has_row && place.columns > 8) cuda::from_float(o[i][2], to + place.half);
+      if (has_next && place.columns > 8) cuda::from_float(o[i][3], next + place.half);
     }
   });
 }
@@ -133,7 +182,7 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
   using At = Stage<kErase, kKeys, kKeeps, kWarps>;
   constexpr int kTiles = kKeys / 8;
   float *const shared = cuda::dynamic_shared<float>();
-  const BlockPlace block = place_of_block(p, images.width / At::kColumns, blockIdx.x);
+  const BlockPlace block = place_of_block(p, At::panels(p), blockIdx.x);
   const int64_t hv = block.hv, n = block.n;
   const int first_column = block.panel * At::kColumns, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int in_block = threadIdx.x / 32 * 16, column = first_column + in_block;
@@ -144,12 +193,11 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
   const int chunks = span.last - span.first;
   const bool has_columns = column < p.V;
 
-  const float *next_record = record_at(p, images, first_slot, hv);
+  Copies<kErase, kKeys, kKeeps, kWarps> copies(p, images, record_at(p, images, first_slot, hv), first_column);
   int to_copy = 0, to_stage = 0;
   const auto copy_next = [&] {
-    if (to_copy < chunks) copy_chunk<At, kKeys, kKeeps>(images, next_record, first_column, shared + to_stage * At::kFloats);
+    if (to_copy < chunks) copies.copy(shared + to_stage * At::kFloats);
     cuda::copy_commit();
-    next_record += p.HV * images.record;
     ++to_copy, to_stage = to_stage + 1 == stages ? 0 : to_stage + 1;
   };
   for (int i = 0; i < stages - 1; ++i) copy_next();
@@ -176,7 +224,12 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
   }
   ChunkPlace rows = {segment.batch, begin, 0};
   const bool stores_all = p.n_sub == 1 && !divisors;
-  int64_t o_at = kKeeps ? 0 : head_offset(p.o, segment.batch, segment.begin + 2 * t, hv) + (column + g) * p.o.strides[3];
+  OutputPlace output = {};
+  if constexpr (!kKeeps) {
+    output = {head_offset(p.o, segment.batch, segment.begin + 2 * t, hv) + (column + g) * p.o.strides[3], p.o.strides[1], 8 * p.o.strides[3],
+              static_cast<int>(p.V) - column - g};
+  }
+  const int64_t end = segment.end * p.n_sub;
   int64_t slot_head = (span.local + span.first) * p.HV + hv;
   const uint32_t first_in_range = static_cast<uint32_t>(given(p.cu_seqlens) ? first_slot : span.first);
   for (int chunk = 0, at_stage = 0; chunk < chunks; ++chunk) {
@@ -282,15 +335,15 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
       }
       slot_head += p.HV;
     } else {
-      rows.rows = static_cast<int32_t>(segment.end * p.n_sub - rows.first < kChunkRows ? segment.end * p.n_sub - rows.first : kChunkRows);
+      rows.rows = static_cast<int32_t>(end - rows.first < kChunkRows ? end - rows.first : kChunkRows);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[i][e] *= p.scale_f32;
       }
       if (stores_all) {
-        store_rows(p, o_at, p.o.strides[1], rows.rows, column, o);
-        o_at += kChunkRows * p.o.strides[1];
+        store_rows(p.o, output, rows.rows, o);
+        output.at += kChunkRows * output.row;
       } else {
         const float copy[8] = {o[0][0], o[0][1], o[0][2], o[0][3], o[1][0], o[1][1], o[1][2], o[1][3]};
         store_some_rows(p, rows, hv, block.h, column, divisors, copy);
@@ -308,15 +361,15 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
 template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps, int kWarps>
 void launch_warps(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
   using At = Stage<kErase, kKeys, kKeeps, kWarps>;
-  const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * (images.width / At::kColumns));
+  const uint32_t blocks = static_cast<uint32_t>(p.N * p.HV * At::panels(p));
   const int stages = 3 * 4 * At::kFloats <= cuda::shared_memory_limit() ? 3 : 2;
   cuda::launch({blocks, At::kThreads, 4 * stages * At::kFloats, static_cast<cudaStream_t>(p.stream)},
                scan<kErase, kKeys, kParts, kScoreParts, kKeeps, kWarps>, p, images, divisors, kept, stages);
 }
-// Four warps share the images of a chunk, unless that would leave half of the device without work.
+// Four warps share the images of a chunk, unless two have all columns, or four would leave half of the device without work.
 template <fw_erase kErase, int kKeys, int kParts, int kScoreParts, bool kKeeps>
 void launch_as(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates &kept) {
-  if (2 * p.N * p.HV * (images.width / 64) <= cuda::multiprocessor_count()) {
+  if (p.V <= 32 || 2 * p.N * p.HV * Stage<kErase, kKeys, kKeeps, 4>::panels(p) <= cuda::multiprocessor_count()) {
     launch_warps<kErase, kKeys, kParts, kScoreParts, kKeeps, 2>(p, images, divisors, kept);
   } else {
     launch_warps<kErase, kKeys, kParts, kScoreParts, kKeeps, 4>(p, images, divisors, kept);
