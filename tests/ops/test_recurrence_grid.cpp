@@ -272,6 +272,8 @@ TEST(Grid, ForwardOfCudaChunkManyHeads) {
 
 TEST(Grid, ForwardOfCudaChunkBf16) { run_cuda_chunk(FW_FORWARD, FW_BF16); }
 TEST(Grid, ForwardOfCudaChunkFp16) { run_cuda_chunk(FW_FORWARD, FW_F16); }
+TEST(Grid, BackwardOfCudaChunkBf16) { run_cuda_chunk(FW_BACKWARD, FW_BF16); }
+TEST(Grid, BackwardOfCudaChunkFp16) { run_cuda_chunk(FW_BACKWARD, FW_F16); }
 
 // Nine chunks whose operands are exact: only the sums are rounded, which the tensor cores cut. Missed the bound of the state by
 // 4 % when all products of a chunk went into the state's own sums.

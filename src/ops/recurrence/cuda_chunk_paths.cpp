@@ -47,7 +47,7 @@ ChunkImages plan_chunk_images(const Problem &p, float *data, bool is_backward) {
 bool cuda_chunk_accepts(const fw_context &context, const Problem &p, Reason &reason) {
   if (!cuda_accepts(context, p, reason)) return false;
   if (p.form != FW_FORM_CHUNK) return reason.refuse("form is %s", form_name(p.form));
-  if (p.saved) return reason.refuse("saved is given");
+  if (p.saved && p.direction != FW_BACKWARD) return reason.refuse("saved is given");
   if (p.q.dtype == FW_F32) return reason.refuse("operands are fp32, this computes bf16 and fp16");
   if (p.K > kChunkWidest || p.V > kChunkWidest) {
     return reason.refuse("K is %lld and V %lld, this computes up to 128", static_cast<long long>(p.K), static_cast<long long>(p.V));

@@ -13,16 +13,15 @@
 #include <initializer_list>
 
 #include "cuda/launch.cuh"
-#include "cuda/rows.cuh"
 #include "cuda/tf32.cuh"
 #include "ops/recurrence/axes.hpp"
-#include "ops/recurrence/cuda_chunk.cuh"
+#include "ops/recurrence/cuda_chunk_rows.cuh"
 #include "ops/recurrence/cuda_launch.hpp"
 
 namespace fw::recurrence {
 namespace {
 
-constexpr int kPrepThreads = 128, kGroups = 16;  // threads a row
+constexpr int kPrepThreads = 128;
 constexpr int kLast = kChunkRows - 1;
 
 template <fw_gate kGate, fw_erase kErase, int kKeys>
@@ -34,40 +33,6 @@ struct PrepShared {
   float qk[kChunkScores], qb[kChunkScores];         // [i][j]
   float xk[kChunkScores], xb[kChunkScores];         // [j][i]
 };
-
-// Four elements of 16 bits; those from `left` on are 0.
-__device__ __forceinline__ uint2 load_halves(const fw_tensor &t, int64_t offset, int64_t channel, int64_t left, bool is_dense) {
-  if (left <= 0) return make_uint2(0, 0);
-  if (is_dense) return *reinterpret_cast<const uint2 *>(static_cast<const uint16_t *>(t.data) + offset + channel);
-  const uint4 x = cuda::load_loose_quad(t.data, t.dtype, offset + channel * t.strides[3], t.strides[3], left);
-  return make_uint2(x.x | x.y << 16, x.z | x.w << 16);
-}
-struct Quad {
-  float x[4];
-};
-__device__ __forceinline__ Quad halves_of(uint2 bits, bool is_bf16) {
-  Quad quad;
-  cuda::from_quad_bits({{bits.x, bits.y, 0, 0}}, is_bf16 ? FW_BF16 : FW_F16, quad.x);
-  return quad;
-}
-__device__ __forceinline__ float4 as_vector(const Quad &q) { return make_float4(q.x[0], q.x[1], q.x[2], q.x[3]); }
-__device__ __forceinline__ Quad read_quad(const float *from) {
-  const float4 x = *reinterpret_cast<const float4 *>(from);
-  return {{x.x, x.y, x.z, x.w}};
-}
-
-// 1 / length of a row that 16 threads hold (eps 1e-6 inside the root).
-template <int kQuads>
-__device__ __forceinline__ float row_factor(const Quad (&row)[kQuads]) {
-  double sum = 0;
-#pragma unroll
-  for (int quad = 0; quad < kQuads; ++quad) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sum += static_cast<double>(row[quad].x[e]) * row[quad].x[e];
-  }
-  for (int offset = kGroups / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  return static_cast<float>(rsqrt(sum + 1e-6));
-}
 
 template <fw_gate kGate, fw_erase kErase, int kKeys>
 struct Prep {
@@ -89,127 +54,19 @@ struct Prep {
     *reinterpret_cast<float4 *>(to) = make_float4(stored(x.x[0]), stored(x.x[1]), stored(x.x[2]), stored(x.x[3]));
   }
 
-  // A row of keys as the tensor has it.
-  __device__ __forceinline__ void load_keys(const fw_tensor &t, int64_t offset, bool is_there, uint2 (&to)[kQuads]) const {
-#pragma unroll
-    for (int quad = 0; quad < kQuads; ++quad) {
-      const int channel = 4 * (threadIdx.x % kGroups + kGroups * quad);
-      to[quad] = load_halves(t, offset, channel, is_there ? p.K - channel : 0, is_dense);
-    }
-  }
-  __device__ __forceinline__ void as_floats(const uint2 (&bits)[kQuads], bool is_normed, Quad (&to)[kQuads]) const {
-#pragma unroll
-    for (int quad = 0; quad < kQuads; ++quad) to[quad] = halves_of(bits[quad], p.q.dtype == FW_BF16);
-    if (!is_normed) return;
-    const float factor = row_factor<kQuads>(to);
-#pragma unroll
-    for (int quad = 0; quad < kQuads; ++quad) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) to[quad].x[e] *= factor;
-    }
-  }
-  __device__ __forceinline__ void keep(const Quad (&row)[kQuads], int i, float *to) const {
-#pragma unroll
-    for (int quad = 0; quad < kQuads; ++quad) {
-      *reinterpret_cast<float4 *>(to + i * kKeys + 4 * (threadIdx.x % kGroups + kGroups * quad)) = as_vector(row[quad]);
-    }
-  }
-
-  __device__ __forceinline__ float scalar_gate(const TokenPlace &at) const {
-    if (p.has_fixed_gate) return scalar_decay(fixed_gate(p, hv));
-    if (at.sub != 0) return 1.0f;
-    return scalar_decay(log_decay(p, hv, 0, load_at(p.g, head_offset(p.g, place.batch, at.token, hv))));
-  }
-
   __device__ __forceinline__ void pack_row(int i) const {
-    const bool is_there = i < place.rows, is_bf16 = p.q.dtype == FW_BF16;
-    const int64_t row = place.first + (is_there ? i : 0), batch = place.batch;
-    const TokenPlace at = place_of(p, row);
-    const bool is_read = is_there && at.sub == p.n_sub - 1;
-    const int group = threadIdx.x % kGroups;
-    uint2 q[kQuads], k[kQuads], x[kQuads], b[kQuads], erase_gate[kQuads], v[2], write_gate[2];
-    cuda::QuadBits g[kQuads];
-    load_keys(p.q, head_offset(p.q, batch, at.token, h), is_read, q);
-    load_keys(p.k, head_offset(p.k, batch, row, h), is_there, k);
-    if constexpr (kIsShared<kErase>) {
-      if (given(p.p)) load_keys(p.p, head_offset(p.p, batch, at.token, h), is_there, x);
-      if (given(p.erase_gate)) load_keys(p.erase_gate, head_offset(p.erase_gate, batch, at.token, h), is_there, erase_gate);
-    }
-    if constexpr (kIndependent) {
-      load_keys(p.a, head_offset(p.a, batch, at.token, h), is_there, x);
-      load_keys(p.b, head_offset(p.b, batch, at.token, h), is_there, b);
-    }
-    if constexpr (kGate == FW_GATE_VECTOR) {
-      const int64_t offset = head_offset(p.g, batch, at.token, hv);
-#pragma unroll
-      for (int quad = 0; quad < kQuads; ++quad) {
-        const int channel = 4 * (group + kGroups * quad);
-        g[quad] = {};
-        if (!is_there || channel >= p.K) continue;
-        if (is_dense) {
-          g[quad] = cuda::load_quad_bits(p.g.data, p.g.dtype, offset + channel);
-        } else {
-          const uint4 x = cuda::load_loose_quad(p.g.data, p.g.dtype, offset + channel * p.g.strides[3], p.g.strides[3], p.K - channel);
-          const bool is_fp32 = p.g.dtype == FW_F32;
-          g[quad] = {{is_fp32 ? x.x : x.x | x.y << 16, is_fp32 ? x.y : x.z | x.w << 16, x.z, x.w}};
-        }
-      }
-    }
-    const int64_t from_v = head_offset(p.v, batch, row, hv), from_gate = head_offset(p.write_gate, batch, at.token, hv);
-    const bool has_write_gate = kIsShared<kErase> && given(p.write_gate);
+    const ChunkRows<kGate, kErase, kKeys> rows = {p, place, hv, h, is_dense};
+    typename ChunkRows<kGate, kErase, kKeys>::Bits bits;
+    rows.load(i, bits);
+    rows.keep_keys(bits, i, s.q, s.k, s.x, s.b, s.decay);
 #pragma unroll
     for (int quad = 0; quad < 2; ++quad) {
-      const int column = 4 * (group + kGroups * quad);
-      const int64_t left = is_there ? p.V - column : 0;
-      v[quad] = load_halves(p.v, from_v, column, left, is_dense);
-      if (has_write_gate) write_gate[quad] = load_halves(p.write_gate, from_gate, column, left, is_dense);
-    }
-    const float beta = kIsShared<kErase> && is_there ? load_beta(p, batch, row, hv) : 1.0f;
-
-    Quad now[kQuads];
-    as_floats(q, p.has_l2norm, now);
-    keep(now, i, s.q);
-    as_floats(k, p.has_l2norm, now);
-    keep(now, i, s.k);
-    if constexpr (kIsShared<kErase>) {
-      if (given(p.p)) as_floats(x, p.has_l2norm, now);
-#pragma unroll
-      for (int quad = 0; quad < kQuads; ++quad) {
-        const Quad gate = given(p.erase_gate) ? halves_of(erase_gate[quad], is_bf16) : Quad{{1, 1, 1, 1}};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) now[quad].x[e] *= beta * gate.x[e];
-      }
-      keep(now, i, s.x);
-    }
-    if constexpr (kIndependent) {
-      as_floats(x, false, now);
-      keep(now, i, s.x);
-      as_floats(b, false, now);
-      keep(now, i, s.b);
-    }
-    if constexpr (kGate == FW_GATE_VECTOR) {
-#pragma unroll
-      for (int quad = 0; quad < kQuads; ++quad) {
-        const int channel = 4 * (group + kGroups * quad);
-        cuda::from_quad_bits(g[quad], p.g.dtype, now[quad].x);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          now[quad].x[e] = is_there && channel + e < p.K ? expf(log_decay(p, hv, channel + e, now[quad].x[e])) : 1.0f;
-        }
-      }
-      keep(now, i, s.decay);
-    }
-    if constexpr (kGate == FW_GATE_SCALAR) {
-      if (group == 0) s.decay[i] = is_there ? scalar_gate(at) : 1.0f;
-    }
-#pragma unroll
-    for (int quad = 0; quad < 2; ++quad) {
-      const int column = 4 * (group + kGroups * quad);
+      const int column = 4 * (threadIdx.x % kGroups + kGroups * quad);
       if (column >= images.width) continue;
-      Quad value = halves_of(v[quad], is_bf16);
-      const Quad gate = has_write_gate ? halves_of(write_gate[quad], is_bf16) : Quad{{1, 1, 1, 1}};
+      const Quad v = rows.value(bits, quad), gate = rows.write_gate(bits, quad);
+      Quad value;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) value.x[e] *= beta * gate.x[e];
+      for (int e = 0; e < 4; ++e) value.x[e] = v.x[e] * (bits.beta * gate.x[e]);
       *reinterpret_cast<float4 *>(record + images.values + i * images.width + column) = as_vector(value);
     }
   }
@@ -398,12 +255,16 @@ struct Launch {
 
 }  // namespace
 
-void launch_chunk_prep(const Problem &p, const ChunkImages &images) {
+bool has_dense_rows(const Problem &p) {
   bool is_dense = p.K % 4 == 0 && p.V % 4 == 0;
   for (const fw_tensor *t : {&p.q, &p.k, &p.v, &p.a, &p.b, &p.p, &p.erase_gate, &p.write_gate, p.gate == FW_GATE_VECTOR ? &p.g : &p.q}) {
     is_dense = is_dense && (!given(*t) || has_whole_quads(*t));
   }
-  if (chunk_slots(p) > 0) dispatch_axes<Launch>(p, p, images, is_dense);
+  return is_dense;
+}
+
+void launch_chunk_prep(const Problem &p, const ChunkImages &images) {
+  if (chunk_slots(p) > 0) dispatch_axes<Launch>(p, p, images, has_dense_rows(p));
 }
 
 }  // namespace fw::recurrence

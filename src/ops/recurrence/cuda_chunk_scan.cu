@@ -187,8 +187,10 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
   const int first_column = block.panel * At::kColumns, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int in_block = threadIdx.x / 32 * 16, column = first_column + in_block;
   const cuda::DeviceSegment segment = cuda::device_segment(p.cu_seqlens, p.T, n);
-  const int64_t begin = segment.begin * p.n_sub, first_slot = slot_at(p, n, begin, kChunkRows);
-  const int chunks = static_cast<int>(((segment.end - segment.begin) * p.n_sub + kChunkRows - 1) / kChunkRows);
+  const ChunkSpan span = span_of(p, kept.range, segment, n);
+  if (kKeeps && span.first >= span.last) return;
+  const int64_t begin = segment.begin * p.n_sub, first_slot = span.slot + span.first;
+  const int chunks = span.last - span.first;
   const bool has_columns = column < p.V;
 
   Copies<kErase, kKeys, kKeeps, kWarps> copies(p, images, record_at(p, images, first_slot, hv), first_column);
@@ -203,7 +205,21 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
   Sums S[kTiles];
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) S[tile][0] = S[tile][1] = S[tile][2] = S[tile][3] = 0.0f;
-  if (given(p.initial_state)) {
+  const auto move_state = [&](float *base, auto f) {  // as the buffers of states lie
+    float *at = base + (column + g) * kKeys + 4 * t;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; tile += 2) {
+      Sums &a = S[tile], &b = S[tile + 1];
+      f(*reinterpret_cast<float4 *>(at + 8 * tile), a[0], b[0], a[1], b[1]);
+      f(*reinterpret_cast<float4 *>(at + 8 * kKeys + 8 * tile), a[2], b[2], a[3], b[3]);
+    }
+  };
+  const auto store_state = [&](float *base) { move_state(base, [](float4 &at, float a, float b, float c, float d) { at = make_float4(a, b, c, d); }); };
+  const int64_t state = static_cast<int64_t>(images.width) * kKeys;
+  if (kKeeps && span.first > 0) {
+    float *const start = start_of(p, kept, kept.range.begin, n, hv, state);
+    if (has_columns) move_state(start, [](const float4 &at, float &a, float &b, float &c, float &d) { a = at.x, b = at.y, c = at.z, d = at.w; });
+  } else if (given(p.initial_state)) {
     for_state<kTiles>(p, find_state(p, p.initial_state, n, hv), column, [&](int tile, int e, int64_t at) { S[tile][e] = load_at(p.initial_state, at); });
   }
   ChunkPlace rows = {segment.batch, begin, 0};
@@ -214,7 +230,8 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
               static_cast<int>(p.V) - column - g};
   }
   const int64_t end = segment.end * p.n_sub;
-  int64_t slot_head = first_slot * p.HV + hv;
+  int64_t slot_head = (span.local + span.first) * p.HV + hv;
+  const uint32_t first_in_range = static_cast<uint32_t>(given(p.cu_seqlens) ? first_slot : span.first);
   for (int chunk = 0, at_stage = 0; chunk < chunks; ++chunk) {
     if (stages == 2) {
       cuda::copy_wait<0>();
@@ -226,12 +243,10 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
     if (!has_columns) continue;
     const float *const stage = shared + at_stage * At::kFloats;
     if constexpr (kKeeps) {
-      float *to = kept.states + (slot_head * images.width + column + g) * kKeys + 4 * t;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; tile += 2) {
-        const Sums &a = S[tile], &b = S[tile + 1];
-        *reinterpret_cast<float4 *>(to + 8 * tile) = make_float4(a[0], b[0], a[1], b[1]);
-        *reinterpret_cast<float4 *>(to + 8 * kKeys + 8 * tile) = make_float4(a[2], b[2], a[3], b[3]);
+      if (kept.states) {
+        store_state(kept.states + slot_head * state);
+      } else if (chunk > 0 && (first_in_range + chunk) % static_cast<uint32_t>(kept.length) == 0) {
+        store_state(start_of(p, kept, first_in_range + chunk, n, hv, state));
       }
     }
 
@@ -310,7 +325,7 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
 
     if constexpr (kKeeps) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; kept.states && i < 2; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int64_t at = (slot_head * kChunkRows + 8 * i + 2 * t + e % 2) * images.width + column + g + e / 2 * 8;
@@ -363,14 +378,16 @@ void launch_as(const Problem &p, const ChunkImages &images, const float *divisor
 template <fw_erase kErase, int kKeys>
 void launch_keys(const Problem &p, const ChunkImages &images, const float *divisors, const ChunkStates *kept) {
   const bool is_one = chunk_parts(p) == 1;
+  ChunkStates all = {};
+  all.range = whole_range(p);
   if (kept) {
     is_one ? launch_as<kErase, kKeys, 1, 1, true>(p, images, divisors, *kept) : launch_as<kErase, kKeys, 2, 2, true>(p, images, divisors, *kept);
   } else if (is_one) {
-    launch_as<kErase, kKeys, 1, 1, false>(p, images, divisors, {});
+    launch_as<kErase, kKeys, 1, 1, false>(p, images, divisors, all);
   } else if (images.rounds_keys) {
-    launch_as<kErase, kKeys, 1, 2, false>(p, images, divisors, {});
+    launch_as<kErase, kKeys, 1, 2, false>(p, images, divisors, all);
   } else if constexpr (kErase == FW_ERASE_NONE) {
-    launch_as<kErase, kKeys, 2, 2, false>(p, images, divisors, {});
+    launch_as<kErase, kKeys, 2, 2, false>(p, images, divisors, all);
   }
 }
 template <fw_erase kErase>

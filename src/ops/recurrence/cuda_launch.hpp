@@ -2,6 +2,7 @@
 // What the files of the CUDA backend call in each other. Functions order kernels on the problem's stream and return nothing:
 // cuda_paths.cpp asks for the errors of all launches together. Compiled with or without nvcc.
 #pragma once
+#include "core/ledger.hpp"
 #include "ops/recurrence/problem.hpp"
 
 namespace fw::recurrence {
@@ -29,12 +30,18 @@ void launch_clear(const Problem &p, const fw_tensor &t, int64_t rows_a_token, in
 
 // Gradients of the rows in fp32, before what a row's operands were made of is undone: [panel][B*R][HV][K or 1].
 struct RowGradients {
+  int32_t panels;                // whose sums over columns are apart
   float *d_q, *d_k, *d_x, *d_b;  // [panel][B*R][HV][K]
   float *d_g;                    // [panel][B*R][HV][K], or [..][1] for a scalar gate
   float *d_beta;                 // [panel][B*R][HV]: what v' gives
   float *states;                 // [block][chunks of a segment][K * width]: scratch of the reverse kernel
   float *gate_sums;              // [row block][HV][1 + K]: d_a_log and d_dt_bias of the rows of a block
 };
+
+RowGradients take_row_gradients(Ledger &ledger, const Problem &p, int32_t panels);  // without `states`
+
+// The call whose states a backward needs: a forward without outputs.
+Problem states_only(const Problem &p);
 
 // The reverse of the recurrence: writes dv, d_write_gate, d_initial_state, and the row gradients.
 void launch_reverse(const Problem &p, const float *divisors, const float *saved, const RowGradients &rows);

@@ -134,7 +134,7 @@ void launch_normalizer(const Problem &p, float *divisors, float *sums) {
 }
 
 void launch_normalizer_backward(const Problem &p, const float *divisors, const float *sums, const RowGradients &rows) {
-  cuda::launch({head_blocks(p), 32 * kHeadsABlock, 0, static_cast<cudaStream_t>(p.stream)}, normalizer_backward, p, plan_panels(p).count, divisors, sums, rows.d_q, rows.d_k);
+  cuda::launch({head_blocks(p), 32 * kHeadsABlock, 0, static_cast<cudaStream_t>(p.stream)}, normalizer_backward, p, rows.panels, divisors, sums, rows.d_q, rows.d_k);
 }
 
 void launch_clear(const Problem &p, const fw_tensor &t, int64_t rows_a_token, int64_t last) {

@@ -105,6 +105,29 @@ fw_status cuda_check_values(const Problem &p) {
 
 #if defined(FW_HAVE_CUDA)
 
+RowGradients take_row_gradients(Ledger &ledger, const Problem &p, int32_t panels) {
+  RowGradients rows = {};
+  rows.panels = panels;
+  const int64_t heads = product(product(product(p.B, p.R), p.HV), rows.panels), keys = product(heads, p.K);
+  rows.d_q = ledger.take<float>(keys);
+  rows.d_k = ledger.take<float>(keys);
+  if (p.erase != FW_ERASE_NONE) rows.d_x = ledger.take<float>(keys);
+  if (p.erase == FW_ERASE_INDEPENDENT) rows.d_b = ledger.take<float>(keys);
+  if (p.gate != FW_GATE_NONE) rows.d_g = ledger.take<float>(p.gate == FW_GATE_VECTOR ? keys : heads);
+  if (given(p.beta)) rows.d_beta = ledger.take<float>(heads);
+  if (given(p.a_log) || given(p.dt_bias)) {
+    rows.gate_sums = ledger.take<float>(product(finish_blocks(p), product(p.HV, 1 + p.K)));
+  }
+  return rows;
+}
+
+Problem states_only(const Problem &p) {
+  Problem forward = p;
+  forward.direction = FW_FORWARD;
+  forward.o = forward.final_state = forward.final_z = fw_tensor{};
+  return forward;
+}
+
 namespace {
 
 struct Workspace {
@@ -122,26 +145,10 @@ struct Workspace {
     }
     if (!is_backward) return;
     if (!p.saved) saved = ledger.take<float>(static_cast<int64_t>(saved_bytes(p) / 4));
-    const int64_t heads = product(product(product(p.B, p.R), p.HV), plan_panels(p).count), keys = product(heads, p.K);
-    rows.d_q = ledger.take<float>(keys);
-    rows.d_k = ledger.take<float>(keys);
-    if (p.erase != FW_ERASE_NONE) rows.d_x = ledger.take<float>(keys);
-    if (p.erase == FW_ERASE_INDEPENDENT) rows.d_b = ledger.take<float>(keys);
-    if (p.gate != FW_GATE_NONE) rows.d_g = ledger.take<float>(p.gate == FW_GATE_VECTOR ? keys : heads);
-    if (given(p.beta)) rows.d_beta = ledger.take<float>(heads);
+    rows = take_row_gradients(ledger, p, plan_panels(p).count);
     rows.states = ledger.take<float>(product(reverse_blocks(p), reverse_state_floats(p)));
-    if (given(p.a_log) || given(p.dt_bias)) {
-      rows.gate_sums = ledger.take<float>(product(finish_blocks(p), product(p.HV, 1 + p.K)));
-    }
   }
 };
-
-Problem states_only(const Problem &p) {
-  Problem forward = p;
-  forward.direction = FW_FORWARD;
-  forward.o = forward.final_state = forward.final_z = fw_tensor{};
-  return forward;
-}
 
 void run_backward(const Problem &p, const Workspace &w, float *saved) {
   if (p.N > 0) {

@@ -14,6 +14,9 @@ fw_status cuda_run(fw_context &context, const Problem &p, void *workspace);
 bool cuda_chunk_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t cuda_chunk_workspace(const fw_context &context, const Problem &p);
 fw_status cuda_chunk_run(fw_context &context, const Problem &p, void *workspace);
+bool cuda_chunk_backward_accepts(const fw_context &context, const Problem &p, Reason &reason);
+uint64_t cuda_chunk_backward_workspace(const fw_context &context, const Problem &p);
+fw_status cuda_chunk_backward_run(fw_context &context, const Problem &p, void *workspace);
 
 // Whether the current device reaches every tensor of a call, saved and the workspace, and the alignment of the last two.
 fw_status cuda_check_places(const Problem &p, const void *workspace);

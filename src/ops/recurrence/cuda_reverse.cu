@@ -14,6 +14,7 @@
 #include "cuda/launch.cuh"
 #include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
+#include "ops/recurrence/cuda_row_gradients.cuh"
 #include "ops/recurrence/cuda_tile.cuh"
 
 namespace fw::recurrence {
@@ -133,28 +134,6 @@ __device__ __noinline__ void reverse_pairs(const Panels &l, const ReverseShared 
     if constexpr (kErase != FW_ERASE_NONE) s.d_xk[to] = dot_values(l, s.d_z + i * pitch, u + j * pitch);
     if constexpr (kErase == FW_ERASE_INDEPENDENT) s.d_xb[to] = dot_values(l, s.d_z + i * pitch, w + j * pitch);
   }
-}
-
-// What a later row i sends back to an earlier key, met as `key` D_{j+1:i-1}; see reverse_pair in cpu_reverse.isa.cpp.
-template <fw_gate kGate, bool kErases, bool kAfter>
-__device__ inline float reverse_pair(float key, float decay, float q, float x, float d_qk, float d_xk, float d_key, float *d_q,
-                                     float *d_x, float *d_g) {
-  const float decayed = kGate == FW_GATE_NONE ? key : key * decay;
-  float back = fmaf(d_qk, q, d_key);
-  *d_q = fmaf(d_qk, decayed, *d_q);
-  if constexpr (kErases && kAfter) {
-    back = fmaf(d_xk, x, back);
-    *d_x = fmaf(d_xk, decayed, *d_x);
-  }
-  if constexpr (kGate != FW_GATE_NONE) {
-    *d_g = fmaf(decayed, back, *d_g);
-    back *= decay;
-  }
-  if constexpr (kErases && !kAfter) {
-    back = fmaf(d_xk, x, back);
-    *d_x = fmaf(d_xk, key, *d_x);
-  }
-  return back;
 }
 
 // From the gradients of scores, reads, ends and of the whole decay to those of q, x, k, b and g; one thread a channel.

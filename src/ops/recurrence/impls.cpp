@@ -97,6 +97,7 @@ constexpr Impl<Problem> kForward[] = {
 };
 constexpr Impl<Problem> kBackward[] = {
     {"sm90_chunk", sm90_accepts, sm90_workspace, nullptr, sm90_run},
+    {"cuda_chunk", cuda_chunk_backward_accepts, cuda_chunk_backward_workspace, nullptr, cuda_chunk_backward_run},
     {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_chunk", accepts_backward, chunk_backward),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_chunk", accepts_backward, chunk_backward),
