@@ -60,7 +60,6 @@ struct Copies {
   static constexpr int kThreads = At::kThreads, kHalf = kThreads / 2;
   static constexpr int kKeyQuads = kKeys / 4, kKeyRows = kThreads / kKeyQuads;               // of a row; rows at a time
   static constexpr int kValueQuads = At::kColumns / 4, kValueRows = kThreads / kValueQuads;  // the same of values
-  static constexpr int kScoreRows = kHalf / 4;
 
   const float *keys, *scores, *total, *values;
   int64_t step;  // to the next chunk's
@@ -80,7 +79,7 @@ struct Copies {
   }
   __device__ __forceinline__ void copy_scores(float *stage, const float *from) const {
 #pragma unroll
-    for (int i = 0; i < kChunkRows; i += kScoreRows) cuda::copy_quad(stage + i * kScorePitch, from + i * kChunkRows);
+    for (int i = 0; i < kChunkRows; i += kHalf / 4) cuda::copy_quad(stage + i * kScorePitch, from + i * kChunkRows);
   }
   // The next chunk, to `stage`.
   __device__ __forceinline__ void copy(float *stage) {
