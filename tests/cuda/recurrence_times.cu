@@ -24,6 +24,7 @@ struct Row {
   const char *name;
   fw_op op;
   bool has_gate, is_vector, has_beta, has_keys, has_gates;
+  bool has_p = false, is_made = false;  // made: the norm of q and k, the gate by softplus and beta by a sigmoid inside
 };
 constexpr Row kRows[] = {
     {"gated_delta_rule", FW_OP_GATED_DELTA_RULE, true, false, true, false, false},
@@ -33,6 +34,8 @@ constexpr Row kRows[] = {
     {"gdn2", FW_OP_GDN2, true, true, false, false, true},
     {"dplr", FW_OP_DPLR, true, true, false, true, false},
     {"rwkv7", FW_OP_RWKV7, true, true, false, true, false},
+    {"comba", FW_OP_COMBA, true, false, true, false, false, true},
+    {"made_gated_delta_rule", FW_OP_GATED_DELTA_RULE, true, false, true, false, false, false, true},
 };
 struct Shape {
   int64_t B, T, HV, K;
@@ -140,6 +143,8 @@ int main(int argc, char **argv) {
         if (row.has_gate) d.g = tensor(kG, row.is_vector ? 4 : 3);
         if (row.has_beta) d.beta = tensor(kBeta, 3);
         if (row.has_keys) d.a = tensor(kA), d.b = tensor(kB);
+        if (row.has_p) d.p = tensor(kK);
+        if (row.is_made) d.qk_norm = FW_QK_NORM_L2, d.gate_input = FW_GATE_INPUT_SOFTPLUS, d.beta_input = FW_BETA_INPUT_SIGMOID;
         if (row.has_gates) d.erase_gate = tensor(kErase), d.write_gate = tensor(kWrite);
         fw_recurrence_grads grads = {};
         grads.struct_size = sizeof grads;
@@ -147,6 +152,7 @@ int main(int argc, char **argv) {
         if (row.has_gate) grads.dg = tensor(kGrads + 3, row.is_vector ? 4 : 3);
         if (row.has_beta) grads.dbeta = tensor(kGrads + 4, 3);
         if (row.has_keys) grads.da = tensor(kGrads + 5), grads.db = tensor(kGrads + 6);
+        if (row.has_p) grads.dp = tensor(kGrads + 5);
         if (row.has_gates) grads.d_erase_gate = tensor(kGrads + 7), grads.d_write_gate = tensor(kGrads + 8);
         for (size_t at = 0; at < impls.size();) {
           const size_t end = std::min(impls.find(',', at), impls.size());
