@@ -106,8 +106,10 @@ fw_status HostCopy::fetch(const char *op, const char *name, void *stream, fw_ten
   return FW_OK;
 }
 
-fw_status check_launches(const char *op, const char *impl) {
-  const cudaError_t error = cudaGetLastError();
+fw_status check_launches(const char *op, const char *impl) { return check_launch(op, impl, cudaGetLastError()); }
+
+fw_status check_launch(const char *op, const char *impl, int status) {
+  const cudaError_t error = static_cast<cudaError_t>(status);
   if (error == cudaSuccess) return FW_OK;
   return fail(FW_DEVICE_ERROR, "%s: CUDA refused a launch or had failed before: %s (%s)", op, cudaGetErrorString(error), impl);
 }
@@ -148,6 +150,7 @@ fw_status check_memory(const char *op, const char *name, const fw_tensor &) {
 }
 HostCopy::~HostCopy() {}
 fw_status HostCopy::fetch(const char *op, const char *name, void *, fw_tensor *t) { return check_memory(op, name, *t); }
+fw_status check_launch(const char *op, const char *impl, int) { return check_launches(op, impl); }
 fw_status check_launches(const char *op, const char *) {
   return fail(FW_UNSUPPORTED, "%s: this library is built without CUDA", op);
 }

@@ -44,6 +44,7 @@ class HostCopy {
 // FW_OK, or FW_DEVICE_ERROR with the text of an error that a launch of this thread left. The error is taken back, unless it
 // is one that the device does not recover from.
 fw_status check_launches(const char *op, const char *impl);
+fw_status check_launch(const char *op, const char *impl, int status);  // of a cudaError_t at hand
 
 // One line about each device for `fastweight info`: "NVIDIA H200, compute capability 9.0, 132 multiprocessors".
 void describe_devices(TextSink &sink);

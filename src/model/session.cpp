@@ -122,11 +122,12 @@ uint64_t Session::workspace_bytes() const {
 void Session::reset() {
   position_ = 0;
   has_logits_ = false;
-  is_torn_ = false;
+  is_torn_ = true;
   for (LayerState &layer : layers_) {
     layer.recurrent[side_].clear(stream_.get());
     layer.conv[side_].clear(stream_.get());
   }
+  is_torn_ = false;
 }
 
 void Session::prefill(std::span<const uint8_t> tokens, const LogitsSink &sink) {
@@ -164,11 +165,11 @@ void Session::step(uint8_t token) {
   read_tokens(&token, 1, [&] {
     Recording &kept = recordings_[side_];
     // a first run loads what it needs, which cannot be recorded
-    if (kept.has_run && !kept.steps && !kept.has_failed) {
+    if (kept.has_run && !kept.steps && why_not_kept_.empty()) {
       try {
         kept.steps = device_.record(work, stream_.get());
-      } catch (const Error &) {
-        kept.has_failed = true;  // what is wrong with the work itself is thrown where it runs
+      } catch (const Error &error) {
+        why_not_kept_ = error.what();  // what is wrong with the work itself is thrown where it runs
       }
     }
     if (kept.steps) {
@@ -184,7 +185,7 @@ void Session::step(uint8_t token) {
 
 // Puts the tokens on the device, then runs what takes every layer past them.
 void Session::read_tokens(const uint8_t *tokens, int64_t T, const std::function<void()> &work) {
-  if (is_torn_) throw Error("the session failed inside a piece or a step before: reset or restore it first");
+  if (is_torn_) throw Error("the session failed half way before: reset or restore it first");
   is_torn_ = true;
   Input input = {};
   input.position = position_;
@@ -373,10 +374,12 @@ void Session::restore(std::span<const uint8_t> saved) {
   const uint8_t *at = saved.data() + sizeof position;
   memcpy(last_logits_.data(), at, logits_bytes);
   at += logits_bytes;
+  is_torn_ = true;
   visit_state([&](uint8_t *data, uint64_t bytes) {
     if (bytes > 0) device_.write(data, at, bytes, stream_.get());
     at += bytes;
   });
+  is_torn_ = false;
   has_logits_ = true;
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "model/device.hpp"
@@ -39,12 +40,14 @@ class Session {
   // Reads the tokens piece by piece through the chunk forms; afterwards `logits` are those after the last one. With a
   // sink the logits after every token are made and handed over in order. The bits do not depend on how a document is
   // split over calls as long as it is split at multiples of piece_tokens.
-  // A call that fails inside a piece or a step leaves layers at different tokens: until a reset, a zero byte or a restore
-  // every further one throws. After a failure in the sink or in bringing logits to the host the session goes on.
+  // A call that fails inside a piece, a step, a reset or a restore leaves layers at different tokens: until a reset, a zero
+  // byte or a restore that does not fail every further one throws. After a failure in the sink or in bringing logits to the host the session goes on.
   void prefill(std::span<const uint8_t> tokens, const LogitsSink &sink = {});
 
-  // Reads one token through the step forms. A device that fails to keep a step (Device::record) runs every step anew.
+  // Reads one token through the step forms. A device that fails to keep a step (Device::record) runs every step anew,
+  // and why_not_kept says why.
   void step(uint8_t token);
+  const std::string &why_not_kept() const { return why_not_kept_; }  // empty unless keeping a step failed
 
   std::span<const float> logits() const { return last_logits_; }
   bool has_logits() const { return has_logits_; }
@@ -65,7 +68,7 @@ class Session {
 
   // A step that the device has kept, for one side of the states.
   struct Recording {
-    bool has_run = false, has_failed = false;
+    bool has_run = false;
     Handle steps;
   };
 
@@ -96,6 +99,7 @@ class Session {
   Buffer input_, x_, h_, wide_, conv_out_, mixed_, gated_, logits_;
   std::vector<float> rows_, last_logits_;  // on the host: of a piece, and after the last token
   Recording recordings_[2];
+  std::string why_not_kept_;
 };
 
 }  // namespace fw::model

@@ -183,6 +183,15 @@ void add_or_fail(const Add &loop, int64_t rows, int64_t columns, void *stream) {
   if (additions_left-- == 0) throw Error("no more additions");
   test_device().add(loop, rows, columns, stream);
 }
+int writes_left = 0, clears_left = 0;
+void write_or_fail(void *to, const void *host, uint64_t bytes, void *stream) {
+  if (writes_left-- == 0) throw Error("no more writes");
+  test_device().write(to, host, bytes, stream);
+}
+void clear_or_fail(void *to, uint64_t bytes, void *stream) {
+  if (clears_left-- == 0) throw Error("no more clears");
+  test_device().clear(to, bytes, stream);
+}
 Handle fail_to_record(const std::function<void()> &, void *) { throw Error("no recording"); }
 
 TEST(Device, AFailureInsideAStepOrAPieceIsNotReadOver) {
@@ -192,9 +201,12 @@ TEST(Device, AFailureInsideAStepOrAPieceIsNotReadOver) {
   Device device = test_device();
   device.add = add_or_fail;
   device.record = fail_to_record;
+  device.write = write_or_fail;
+  device.clear = clear_or_fail;
+  writes_left = clears_left = 1 << 30;
   const std::shared_ptr<const Model> model = Model::load(folder.path.string(), device);
   const std::shared_ptr<const Model> whole = Model::load(folder.path.string(), test_device());
-  const std::string torn = "the session failed inside a piece or a step before: reset or restore it first";
+  const std::string torn = "the session failed half way before: reset or restore it first";
   fw_context *context = nullptr;
   ASSERT_EQ(fw_context_create(nullptr, &context), FW_OK);
   {
@@ -209,6 +221,16 @@ TEST(Device, AFailureInsideAStepOrAPieceIsNotReadOver) {
       other.step(token);
     }
     EXPECT_EQ(session.save(), other.save());
+    EXPECT_EQ(session.why_not_kept(), "no recording");
+    EXPECT_EQ(other.why_not_kept(), "");
+    writes_left = 1;
+    EXPECT_EQ(refusal([&] { session.restore(saved); }), "no more writes");
+    writes_left = 1 << 30;
+    EXPECT_EQ(refusal([&] { session.step(7); }), torn);
+    clears_left = 1;
+    EXPECT_EQ(refusal([&] { session.prefill(first); }), "no more clears");
+    clears_left = 1 << 30;
+    EXPECT_EQ(refusal([&] { session.prefill(second); }), torn);
     for (int fails_at = 0; fails_at < 3; ++fails_at) {
       session.restore(saved);
       additions_left = fails_at;

@@ -152,6 +152,7 @@ void run_step_kernel(const char *impl, Streams streams) {
         const bool is_wide = spec.state_dtype == FW_F32;
         spec.V = is_wide ? 32 * random.integer(1, 4) : 64 * random.integer(1, 2);
         if (!is_wide) spec.T = 1, spec.pack = 0;  // which rounds its state once a token
+        if (streams == Streams::kChunk && row.op == FW_OP_LINEAR_ATTN && i == 0) spec.qk_norm = FW_QK_NORM_L2, spec.regime = kDefault;
         if (streams == Streams::kChunk) spec.layout = FW_STATE_KV, spec.T = pick(random, {3, 8, 11, 16});
         if (spec.pack == 0) spec.B = random.integer(1, 5);
       }

@@ -223,13 +223,13 @@ TEST(Sm90, StepRefusals) {
   s.state_dtype = FW_BF16;
   expect_step("sm90_step", s, "*sm90_step: accepted", same);
   expect_step("cuda_step", s, "*cuda_step: accepted", same);
-  expect_step("sm90_step_chunk", s, "sm90_step_chunk: refused: the state is not fp32 of layout [K,V]", same);
+  expect_step("sm90_step_chunk", s, "sm90_step_chunk: refused: the state is bf16, this computes fp32", same);
   s.T = 2;
   expect_step("sm90_step", s, "sm90_step: refused: the state is bf16, which one token a sequence may round", same);
   s = of_step(FW_OP_KDA), s.layout = FW_STATE_VK;
-  expect_step("sm90_step_chunk", s, "sm90_step_chunk: refused: the state is not fp32 of layout [K,V]", same);
+  expect_step("sm90_step_chunk", s, "sm90_step_chunk: refused: the state lies as [V,K], this computes [K,V]", same);
   s = of_step(FW_OP_KDA), s.dtype = s.gate_dtype = FW_F32;
-  expect_step("sm90_step_chunk", s, "sm90_step_chunk: refused: the operands are fp32", same);
+  expect_step("sm90_step_chunk", s, "sm90_step_chunk: refused: operands are fp32, this computes bf16 and fp16", same);
 }
 
 // What runs when nothing is forced: with states for three rounds of every multiprocessor, and with few.

@@ -76,11 +76,11 @@ __device__ __forceinline__ void prefetch_bytes(const void *global, uint32_t byte
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
-// Four bytes, of which the thread knows that they are there after copy_wait.
+// Four bytes, of which the thread knows that they are there after copy_words_wait.
 __device__ __forceinline__ void copy_word(uint32_t shared, const void *global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
-__device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void copy_words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // The line of 128 bytes that an address lies in.
 __device__ __forceinline__ void prefetch_line(const void *global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }

@@ -10,10 +10,7 @@ namespace fw::recurrence {
 constexpr int32_t kChunkRows = 16, kChunkScores = kChunkRows * kChunkRows;
 constexpr int64_t kChunkWidest = 128;  // K and V
 
-// A chunk's first slot of a sequence, and how many there are: as saved.hpp, a slot each 16 rows.
-FW_HOST_DEVICE static inline int64_t chunk_slot_at(const Problem &p, int64_t n, int64_t first_row) {
-  return slot_at(p, n, first_row, kChunkRows);
-}
+// Slots as in saved.hpp, one each 16 rows.
 static inline int64_t chunk_slots(const Problem &p) { return slots_of(p, kChunkRows); }
 
 // Where the images of a (slot, value head) lie: one record, offsets in floats; -1: not there. Rows past the end of a sequence are 0,

@@ -18,7 +18,11 @@ bool cuda_accepts(const fw_context &, const Problem &p, Reason &reason) {
   if (p.is_f64) return reason.refuse("operands are fp64, computed by the reference only");
   if (p.form == FW_FORM_PARALLEL) return reason.refuse("form is parallel");
   if (p.N * p.HV > INT32_MAX / 64) return reason.refuse("more than 2^25 sequences times value heads");
-  if (!cuda::is_available(8, 0, reason)) return false;
+  return cuda::is_available(8, 0, reason);
+}
+
+bool cuda_portable_accepts(const fw_context &context, const Problem &p, Reason &reason) {
+  if (!cuda_accepts(context, p, reason)) return false;
 #if defined(FW_HAVE_CUDA)
   if (p.direction == FW_BACKWARD && reverse_shared_bytes(p) > cuda::shared_memory_limit()) {
     return reason.refuse("a thread block needs %d bytes of shared memory here, the device allows %d", reverse_shared_bytes(p),
@@ -82,10 +86,11 @@ bool sm90_step_accepts(const fw_context &context, const Problem &p, Reason &reas
 }
 
 bool sm90_step_chunk_accepts(const fw_context &context, const Problem &p, Reason &reason) {
-  if (p.state.dtype != FW_F32 || p.state_layout == FW_STATE_VK) return reason.refuse("the state is not fp32 of layout [K,V]");
-  if (p.q.dtype == FW_F32) return reason.refuse("the operands are fp32");
-  if (p.state.strides[0] < 0 || p.state.strides[1] < 0) return reason.refuse("states lie backwards");
-  if (p.B * p.T <= 2 * p.N && !name_in_list(context.force_impl, "sm90_step_chunk")) return reason.refuse("one or two tokens a sequence, sooner one by one");
+  if (p.state.dtype != FW_F32) return reason.refuse("the state is %s, this computes fp32", dtype_name(p.state.dtype));
+  if (p.state_layout == FW_STATE_VK) return reason.refuse("the state lies as [V,K], this computes [K,V]");
+  if (p.q.dtype == FW_F32) return reason.refuse("operands are fp32, this computes bf16 and fp16");
+  if (p.state.strides[0] < 0 || p.state.strides[1] < 0) return reason.refuse("strides of state are %lld and %lld, this takes none below 0", static_cast<long long>(p.state.strides[0]), static_cast<long long>(p.state.strides[1]));
+  if (p.B * p.T <= 2 * p.N && !name_in_list(context.force_impl, "sm90_step_chunk")) return reason.refuse("%lld tokens of %lld sequences, this pays from three a sequence on", static_cast<long long>(p.B * p.T), static_cast<long long>(p.N));
   return streams_states(context, p, reason, "sm90_step_chunk");
 }
 uint64_t cuda_step_workspace(const fw_context &, const Problem &) { return 0; }
@@ -231,7 +236,7 @@ fw_status sm90_step_run(fw_context &, const Problem &p, void *) { return run_ste
 fw_status sm90_step_chunk_run(fw_context &, const Problem &p, void *) {
   int error = 0;
   FW_TRY(run_step(p, "sm90_step_chunk", [&](const Problem &call) { error = launch_chunk_step(call); }));
-  return error == 0 ? FW_OK : fail(FW_DEVICE_ERROR, "%s: CUDA error %d (sm90_step_chunk)", p.op_name, error);
+  return cuda::check_launch(p.op_name, "sm90_step_chunk", error);
 }
 
 #else

@@ -6,7 +6,9 @@
 
 namespace fw::recurrence {
 
+// What every path of CUDA asks for, and cuda_portable beside that.
 bool cuda_accepts(const fw_context &context, const Problem &p, Reason &reason);
+bool cuda_portable_accepts(const fw_context &context, const Problem &p, Reason &reason);
 uint64_t cuda_workspace(const fw_context &context, const Problem &p);
 fw_status cuda_run(fw_context &context, const Problem &p, void *workspace);
 

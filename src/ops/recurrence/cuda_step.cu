@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(32 * kStepWarps, 4)
   const int64_t base = at.base + first_column * at.column;
   StepTile<kRows> S;
   cuda::with_type(p.state.data, p.state.dtype, [&](const auto *from) { load_part(from + base, own, is_vk, stride, S); });
-  take_steps<kRows == 8>(p, own, sequence.segment, hv, place.h, column, bits, s, S, [] {});
+  take_steps<kRows == 8>(p, own, sequence.segment, hv, place.h, column, bits, s, S);
   cuda::with_type(p.state.data, p.state.dtype, [&](auto *to) { store_part(to + base, own, is_vk, stride, S); });
 }
 

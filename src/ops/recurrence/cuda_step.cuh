@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the decode kernels share: a warp's part of a state in registers, read and written by any [K,V] or [V,K] pointer (global or
-// shared memory), a token's operands, and the token's step. cuda_step.cu says how lanes and rows are laid out.
+// What the decode kernels share: a warp's part of a state in registers, a token's operands, and the token's step. cuda_step.cu says
+// how lanes and rows are laid out.
 #pragma once
 #include "cuda/rows.cuh"
 #include "ops/recurrence/cuda_tile.cuh"
@@ -271,18 +271,16 @@ __device__ inline void zero_outputs(const Problem &p, const cuda::DeviceSegment 
   }
 }
 
-// All tokens of a sequence against the warp's part of its state; `bits` are those of the first. ask_next: asks for what follows
-// the last token.
-template <bool kAsksAhead, fw_gate kGate, fw_erase kErase, int kRows, class F>
+// All tokens of a sequence against the warp's part of its state; `bits` are those of the first.
+template <bool kAsksAhead, fw_gate kGate, fw_erase kErase, int kRows>
 __device__ inline void take_steps(const Problem &p, const StepLane<kRows> &own, const cuda::DeviceSegment &segment, int64_t hv,
                                   int64_t h, int64_t column, StepBits<kGate, kErase> &bits, StepChannels<kGate, kErase> &s,
-                                  StepTile<kRows> &S, F ask_next) {
+                                  StepTile<kRows> &S) {
 #pragma unroll 1
   for (int64_t token = segment.begin; token < segment.end; ++token) {
     const bool is_last = token + 1 == segment.end;
     if (!kAsksAhead && token > segment.begin) bits.ask_all(p, segment.batch, token, hv, h, column);
     StepToken operands = make_token(p, bits, hv, s);
-    if (is_last) ask_next();
     if (kAsksAhead && !is_last) bits.ask_all(p, segment.batch, token + 1, hv, h, column);
     __syncwarp();  // the channels are there
     float o[kQuad];

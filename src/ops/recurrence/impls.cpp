@@ -80,7 +80,7 @@ bool accepts_reference(const fw_context &, const Problem &p, Reason &reason) {
 constexpr Impl<Problem> kForward[] = {
     {"sm90_chunk", sm90_accepts, sm90_workspace, nullptr, sm90_run},
     {"cuda_chunk", cuda_chunk_accepts, cuda_chunk_workspace, nullptr, cuda_chunk_run},
-    {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
+    {"cuda_portable", cuda_portable_accepts, cuda_workspace, nullptr, cuda_run},
     FW_DOTS_IMPL(kAmx, "cpu_amx_chunk"),
     FW_DOTS_IMPL(kAvx512Bf16, "cpu_avx512_bf16_chunk"),
     FW_DOTS_IMPL(kNeonBf16, "cpu_neon_bf16_chunk"),
@@ -98,7 +98,7 @@ constexpr Impl<Problem> kForward[] = {
 constexpr Impl<Problem> kBackward[] = {
     {"sm90_chunk", sm90_accepts, sm90_workspace, nullptr, sm90_run},
     {"cuda_chunk", cuda_chunk_backward_accepts, cuda_chunk_backward_workspace, nullptr, cuda_chunk_backward_run},
-    {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
+    {"cuda_portable", cuda_portable_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_chunk", accepts_backward, chunk_backward),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_chunk", accepts_backward, chunk_backward),
     FW_CPU_IMPL(kBaseline, "cpu_baseline_chunk", accepts_backward, chunk_backward),
@@ -108,7 +108,7 @@ constexpr Impl<Problem> kStep[] = {
     {"sm90_step_chunk", sm90_step_chunk_accepts, cuda_step_workspace, nullptr, sm90_step_chunk_run},
     {"sm90_step", sm90_step_accepts, cuda_step_workspace, nullptr, sm90_step_run},
     {"cuda_step", cuda_step_accepts, cuda_step_workspace, nullptr, cuda_step_run},
-    {"cuda_portable", cuda_accepts, cuda_workspace, nullptr, cuda_run},
+    {"cuda_portable", cuda_portable_accepts, cuda_workspace, nullptr, cuda_run},
     FW_CPU_IMPL(kAvx512, "cpu_avx512_recurrent", accepts_recurrent, recurrent),
     FW_CPU_IMPL(kAvx2, "cpu_avx2_recurrent", accepts_recurrent, recurrent),
     FW_CPU_IMPL(kBaseline, "cpu_baseline_recurrent", accepts_recurrent, recurrent),

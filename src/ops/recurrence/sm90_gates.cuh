@@ -48,13 +48,6 @@ __device__ __forceinline__ void load_gates(const Arguments &in, const Chunk &chu
   }
 }
 
-// What load_gates reads where gates are not the kernel's own.
-struct LogitSource {
-  const void *g;
-  const Sm90Strides &g_strides;
-  const Shape &shape;
-};
-
 // G_i - G_j of gates kept as two floats.
 __device__ __forceinline__ float difference(float2 a, float2 b) { return (a.x - b.x) + (a.y - b.y); }
 

@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_gate_gradient(const GradientArguments &in,
   }
 }
 
-// The thread's pairs of a step's logits on their way: of 16 bits to shared memory (copy_wait), of 32, for which that has no room, to
+// The thread's pairs of a step's logits on their way: of 16 bits to shared memory (copy_words_wait), of 32, for which that has no room, to
 // the second-level cache.
 __device__ __forceinline__ void fetch_logits(const GradientArguments &in, VectorGradientShared &shared, const Step &step, int pair, int block) {
   const Sm90Strides &s = in.logits_strides;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void store_logit_gradient(const GradientArguments &in
   const float rate = expf(a_log_of(in.activations, hv));
   const float bias[2] = {dt_bias_of(in.activations, hv, 2 * pair), dt_bias_of(in.activations, hv, 2 * pair + 1)};
   float of_rate = 0.0f, of_bias[2] = {0.0f, 0.0f};
-  if (!kWide) copy_wait();
+  if (!kWide) copy_words_wait();
   cuda::for_gate_kind(gate_settings(in.activations), [&](const cuda::GateSettings &settings) {
     const char *logit = static_cast<const char *>(in.logits) + place(in.logits_strides);
     char *to = static_cast<char *>(in.dg) + place(in.dg_strides);

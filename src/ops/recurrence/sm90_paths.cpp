@@ -171,8 +171,7 @@ fw_status sm90_run(fw_context &, const Problem &p, void *memory) {
     launch_clear(p, p.o, 1, p.V);
   }
   FW_TRY(cuda::check_launches(p.op_name, "sm90_chunk"));
-  if (error == 0) return FW_OK;
-  return fail(FW_DEVICE_ERROR, "%s: CUDA error %d (sm90_chunk)", p.op_name, error);
+  return cuda::check_launch(p.op_name, "sm90_chunk", error);
 }
 
 #else

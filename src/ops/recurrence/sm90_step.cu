@@ -69,7 +69,6 @@ struct StreamPanel {
   __device__ StreamPanel(T *memory, int keys, int values, int warp) : state(memory), K(keys), V(values), first(warp * 8 * kPack) {
     near = threadIdx.x % 8, far = threadIdx.x % 32 / 8;
   }
-  __device__ int columns() const { return 8 * kPack; }
   // Column `m` of those whose u the lane makes, after `share`.
   __device__ int owned(int m) const {
     if constexpr (kIsVk) return first + 4 * ((near / 4) * kPack + (near / 2 % 2) * (kPack / 2) + (near % 2) * (kPack / 4) + m) + far;
@@ -82,7 +81,7 @@ struct StreamPanel {
       halve<kPack / 2>(sums, far & 2, 16), halve<kPack / 4>(sums, far & 1, 8);
     }
   }
-  // f(place of a pack, its first row, its column): packs along a column.
+  // The pack that starts at (row, column).
   __device__ WidePack<T> &pack(int row, int column) const {
     return *reinterpret_cast<WidePack<T> *>(state + (kIsVk ? column * K + row : row * V + column));
   }

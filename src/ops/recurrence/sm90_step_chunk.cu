@@ -7,7 +7,7 @@
 //   a warp          | box load of its panel |                                                       | box store |
 //   warps, by chunk | operands of 8 tokens | scores, decays | X = [Q; E] S | u, o by columns | S = D S + K^T U |
 //
-// Products are tf32 (fp16 operands: two parts). X has the eight queries and the eight erase keys as its 16 rows, decayed from the
+// Products are tf32, of one or two parts as cuda_chunk has them. X has the eight queries and the eight erase keys as its 16 rows, decayed from the
 // chunk's start; u is solved for in fp32, a lane a column; what the tokens add to the state has sums of its own, added in fp32.
 //   u_i = v'_i - x_i^T S - sum over j < i of xk_ij u_j      (shared)       z_i = a_i^T S + sum of xk_ij v_j + xb_ij z_j    (independent)
 // Factors are products of decays, row by row. A panel lies as rows of 128 bytes with the 128-byte swizzle, so that no product
@@ -20,6 +20,7 @@
 #include "cuda/sm90/tensor_map.cuh"
 #include "cuda/tf32.cuh"
 #include "ops/recurrence/axes.hpp"
+#include "ops/recurrence/cuda_chunk.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
 #include "ops/recurrence/cuda_step.cuh"
 
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2)
 struct ChunkStep {
   template <fw_gate kGate, fw_erase kErase>
   static cudaError_t run(const Problem &p) {
-    return p.q.dtype == FW_BF16 ? run_parts<kGate, kErase, 1>(p) : run_parts<kGate, kErase, 2>(p);
+    return chunk_parts(p) == 1 ? run_parts<kGate, kErase, 1>(p) : run_parts<kGate, kErase, 2>(p);
   }
   template <fw_gate kGate, fw_erase kErase, int kParts>
   static cudaError_t run_parts(const Problem &p) {

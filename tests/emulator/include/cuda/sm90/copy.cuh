@@ -56,9 +56,13 @@ inline void prefetch_bytes(const void *, uint32_t) {}
 inline void prefetch_line(const void *) {}
 inline void copy_word(uint32_t shared, const void *global) {
   if (reinterpret_cast<uintptr_t>(global) % 4 != 0) emulator::stop("copy_word: no multiple of 4 bytes");
-  memcpy(emulator::shared_at(shared, 4, "copy_word"), global, 4);
+  unsigned char *to = emulator::shared_at(shared, 4, "copy_word");
+  emulator::bulk_store([=] { memcpy(to, global, 4); });
 }
-inline void copy_wait() {}
+inline void copy_words_wait() {
+  emulator::bulk_commit();
+  emulator::bulk_wait(0);
+}
 inline void prefetch_map(const CUtensorMap *) {}
 
 }  // namespace fw::sm90
