@@ -231,9 +231,43 @@ TEST(Promises, NothingToDo) {
       empty_sequences.B = 1, empty_sequences.T = 0, empty_sequences.pack = 2, empty_sequences.offsets = {0, 0, 0};
       rows_of_none.B = 1, rows_of_none.T = 5, rows_of_none.pack = 2, rows_of_none.offsets = {0, 0, 0};
       no_batch.B = 0;
-      for (const Spec &spec : {no_tokens, empty_sequences, rows_of_none, no_batch}) {
-        Checked checked(spec, direction);
-        for (const Path &path : paths(direction, spec.dtype)) checked.run(path);
+      for (Spec spec : {no_tokens, empty_sequences, rows_of_none, no_batch}) {
+        for (const int64_t dtype : {FW_F32, FW_BF16}) {
+          spec.dtype = dtype;
+          Checked checked(spec, direction);
+          for (const Path &path : paths(direction, dtype)) checked.run(path);
+        }
+      }
+    }
+  }
+}
+
+// Promise 10: offsets on a device that are not sorted, negative or past the end lead to wrong numbers, never past the tensors, whose
+// guard bands every call of the harness looks at.
+TEST(Promises, WrongOffsetsOnADevice) {
+  if (!is_on_cuda()) GTEST_SKIP() << "not run: FW_TEST_DEVICE is not cuda, and on the host wrong offsets are refused";
+  const std::vector<int64_t> all_wrong[] = {{20, 5, -3, 139}, {33, 40, 12, 40}};
+  for (const int64_t op : {FW_OP_GATED_DELTA_RULE, FW_OP_KDA, FW_OP_DPLR}) {
+    for (const fw_direction direction : kDirections) {
+      Spec spec = spec_of(op);
+      spec.B = spec.H = spec.group = 1, spec.T = 40, spec.K = spec.V = 128, spec.pack = 3, spec.dtype = FW_BF16;
+      const Operands operands = rounded_operands(spec, direction == FW_STEP);
+      for (const std::vector<int64_t> &wrong : all_wrong) {
+        spec.offsets = wrong;
+        int n_ran = 0;
+        const std::vector<const char *> impls = direction == FW_STEP
+                                                    ? std::vector<const char *>{"sm90_step_chunk", "sm90_step", "cuda_step", "cuda_portable"}
+                                                    : std::vector<const char *>{"sm90_chunk", "cuda_chunk", "cuda_portable"};
+        for (const char *impl : impls) {
+          const Outputs out = run_call(forced(impl), spec, operands, direction);
+          if (out.status == FW_OK) {
+            EXPECT_EQ(out.impl, impl) << text(spec);
+            ++n_ran;
+          } else {
+            EXPECT_EQ(out.status, FW_UNSUPPORTED) << impl << ": " << out.error;
+          }
+        }
+        EXPECT_GE(n_ran, 2) << text(spec);
       }
     }
   }
