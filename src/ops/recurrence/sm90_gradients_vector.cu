@@ -17,10 +17,11 @@
 //      of blocks. Then thread 0 loads the next states and rows.
 //   3. Between blocks, mma m16n8k16, added to the sums of 2 as these pass block after block.
 //   4. Block after block: from sums to dq and dk, inside the block, dg; in the places of q, k and decays.
-//   5. Out. Thread 0 loads the next q and k.
+//   5. Out; with a norm after the rows' products with dq and dk, gates of logits through their activation
+//      (sm90_gradients_made.cuh). Thread 0 loads the next q and k.
 // Shared memory: states, gradients 2 x 32768, d_o, V', E, q, k 5 x 16384, B1 and B2 2 x 8192, decays 33792, totals 2048,
-// <S, dS> 2048, scores next to the diagonal 512, factors 896: 199 KB. Handing over: an mbarrier each for the two loads, else
-// __syncthreads.
+// <S, dS> 2048, scores next to the diagonal 512, factors 896; lengths and products of rows 5120, logits 16384, sums 2080: 222 KB.
+// Handing over: an mbarrier each for the two loads, else __syncthreads.
 #include "cuda/launch.cuh"
 #include "ops/recurrence/sm90_gradients_made.cuh"
 
