@@ -72,10 +72,9 @@ struct Path {
 inline std::vector<Path> paths(fw_direction direction, int64_t dtype = FW_F32) {
   std::vector<Path> all;
   if (is_on_cuda()) {
-    if (direction == FW_BACKWARD) return {{"cuda_portable", FW_FORM_CHUNK}};
-    if (direction == FW_FORWARD && (dtype == FW_BF16 || dtype == FW_F16)) all.push_back({"cuda_chunk", FW_FORM_CHUNK});
-    if (direction == FW_FORWARD) all.push_back({"cuda_portable", FW_FORM_CHUNK});
-    all.push_back({"cuda_portable", FW_FORM_RECURRENT});
+    if (direction != FW_STEP && (dtype == FW_BF16 || dtype == FW_F16)) all.push_back({"cuda_chunk", FW_FORM_CHUNK});
+    if (direction != FW_STEP) all.push_back({"cuda_portable", FW_FORM_CHUNK});
+    if (direction != FW_BACKWARD) all.push_back({"cuda_portable", FW_FORM_RECURRENT});
     return all;
   }
   if (direction != FW_STEP) {
