@@ -14,16 +14,11 @@
 #include <vector>
 
 #include "fastweight/fastweight.h"
-
-#define MUST(call)                                                                                          \
-  do {                                                                                                      \
-    const cudaError_t status = (call);                                                                      \
-    if (status != cudaSuccess) std::printf("%s: %s\n", #call, cudaGetErrorString(status)), std::exit(1);   \
-  } while (0)
+#include "tests/cuda/times.cuh"
 
 namespace {
 
-constexpr size_t kMost = size_t{8192} * 64 * 128, kFlush = size_t{256} << 20, kWorkspace = size_t{48} << 30;
+constexpr size_t kMost = size_t{8192} * 64 * 128, kWorkspace = size_t{48} << 30;
 
 struct Row {
   const char *name;
@@ -47,12 +42,6 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{1, 8192, 64, 128}, {1, 32768, 8, 128}, {8, 2048, 16, 128}, {1, 8192, 64, 64}};
 
-__device__ float draw_normal(uint64_t index, uint32_t seed) {
-  uint64_t x = (index + 1) * 0x9e3779b97f4a7c15ull + seed * 0xbf58476d1ce4e5b9ull;
-  x ^= x >> 30, x *= 0xbf58476d1ce4e5b9ull, x ^= x >> 27, x *= 0x94d049bb133111ebull, x ^= x >> 31;
-  const float u = (static_cast<uint32_t>(x) + 1.0f) * 2.3283064e-10f, v = static_cast<uint32_t>(x >> 32) * 2.3283064e-10f;
-  return sqrtf(-2.0f * logf(fminf(u, 1.0f))) * cospif(2.0f * v);
-}
 // 0: normal; 1: a key of length 1 when K are together; 2: minus it; 3: half of it; 4: sigmoid; 5: log sigmoid, at least -5.
 __global__ void fill(void *to, bool is_bf16, uint32_t seed, int kind, int64_t K) {
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
@@ -68,26 +57,7 @@ __global__ void fill(void *to, bool is_bf16, uint32_t seed, int kind, int64_t K)
   }
 }
 
-struct Clock {
-  cudaStream_t stream;
-  cudaEvent_t begin, end;
-  void *flush;
-  float median(cudaGraphExec_t exec, int count) {
-    std::vector<float> times;
-    for (int i = 0; i < count + 1; ++i) {
-      MUST(cudaMemsetAsync(flush, i, kFlush, stream));
-      MUST(cudaEventRecord(begin, stream));
-      MUST(cudaGraphLaunch(exec, stream));
-      MUST(cudaEventRecord(end, stream));
-      MUST(cudaEventSynchronize(end));
-      float ms;
-      MUST(cudaEventElapsedTime(&ms, begin, end));
-      if (i) times.push_back(ms);
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-  }
-};
+float median(const Clock &clock, cudaGraphExec_t exec, int count) { return clock.replay(exec, count, 1)[count / 2]; }
 
 // The name between the last namespace and its arguments.
 std::string kernel_name(cudaGraphNode_t node) {
@@ -97,7 +67,7 @@ std::string kernel_name(cudaGraphNode_t node) {
   return name;
 }
 
-void time_call(Clock &clock, const std::string &what, const std::string &impl, fw_recurrence desc, const fw_recurrence_grads &grads,
+void time_call(const Clock &clock, const std::string &what, const std::string &impl, fw_recurrence desc, const fw_recurrence_grads &grads,
                fw_direction direction, void *workspace) {
   fw_context_options options = {};
   options.struct_size = sizeof options, options.force_impl = impl.c_str();
@@ -123,7 +93,7 @@ void time_call(Clock &clock, const std::string &what, const std::string &impl, f
   MUST(cudaGraphInstantiate(&exec, graph, 0));
   const bool is_slow = impl == "cuda_portable";
   const int count = is_slow ? 1 : 9;
-  std::printf("%-34s %-14s %8.3f ms  %6.0f MB ", what.c_str(), impl.c_str(), clock.median(exec, count), bytes * 1e-6);
+  std::printf("%-34s %-14s %8.3f ms  %6.0f MB ", what.c_str(), impl.c_str(), median(clock, exec, count), bytes * 1e-6);
   size_t n = 0;
   MUST(cudaGraphGetNodes(graph, nullptr, &n));
   std::vector<cudaGraphNode_t> nodes(n);
@@ -131,7 +101,7 @@ void time_call(Clock &clock, const std::string &what, const std::string &impl, f
   for (cudaGraphNode_t one : nodes) {
     if (is_slow) break;
     for (cudaGraphNode_t node : nodes) MUST(cudaGraphNodeSetEnabled(exec, node, node == one));
-    const float ms = clock.median(exec, 3);
+    const float ms = median(clock, exec, 3);
     std::string name = kernel_name(one);
     for (const char *part : {"_GLOBAL__N_", "prep", "scan", "clear", "reverse", "gradients", "finish", "recurrent"}) {
       if (name.find(part) != std::string::npos && part[0] != '_') name = part;
@@ -150,11 +120,7 @@ int main(int argc, char **argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const fw_direction direction = argc > 1 && std::strcmp(argv[1], "backward") == 0 ? FW_BACKWARD : FW_FORWARD;
   const std::string impls = argc > 2 ? argv[2] : "cuda_chunk", only = argc > 3 ? argv[3] : "";
-  Clock clock = {};
-  MUST(cudaMalloc(&clock.flush, kFlush));
-  MUST(cudaStreamCreate(&clock.stream));
-  MUST(cudaEventCreate(&clock.begin));
-  MUST(cudaEventCreate(&clock.end));
+  const Clock clock;
   enum { kQ, kK, kV, kA, kB, kG, kErase, kWrite, kBeta, kO, kGrads, kCount = kGrads + 9 };
   void *memory[kCount], *workspace;
   for (void *&m : memory) MUST(cudaMalloc(&m, kMost * 2));

@@ -17,17 +17,10 @@
 #include <vector>
 
 #include "fastweight/fastweight.h"
+#include "tests/cuda/times.cuh"
 
 namespace {
 
-#define MUST(call)                                                                            \
-  do {                                                                                        \
-    const cudaError_t status_ = static_cast<cudaError_t>(call);                               \
-    if (status_ != cudaSuccess) {                                                             \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status_)); \
-      std::exit(2);                                                                           \
-    }                                                                                         \
-  } while (0)
 #define FINE(call)                                                                 \
   do {                                                                             \
     if ((call) != FW_OK) {                                                         \
@@ -240,10 +233,7 @@ bool check(const Case &c, unsigned seed, fw_context *device, fw_context *cpu) {
 __global__ void fill(__nv_bfloat16 *out, int64_t count, uint32_t seed, int kind) {  // 0 rows of length 1, 1 sigmoid, 2 log gate, 3 weak
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (i >= count) return;
-  uint64_t x = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xbf58476d1ce4e5b9ull;
-  x ^= x >> 30, x *= 0xbf58476d1ce4e5b9ull, x ^= x >> 27, x *= 0x94d049bb133111ebull, x ^= x >> 31;
-  const float u = (static_cast<uint32_t>(x) + 1.0f) * 2.3283064e-10f, v = static_cast<uint32_t>(x >> 32) * 2.3283064e-10f;
-  const float n = sqrtf(-2.0f * logf(fminf(u, 1.0f))) * cospif(2.0f * v), l = -log1pf(expf(-n));
+  const float n = draw_normal(i, seed), l = -log1pf(expf(-n));
   out[i] = __float2bfloat16(kind == 0 ? n * 0.0883883f : kind == 1 ? 1.0f / (1.0f + expf(-n)) : kind == 2 ? fmaxf(l, -5.0f) : 0.01f * l);
 }
 
@@ -270,19 +260,15 @@ int time_all(const std::string &only, fw_context *context) {
     const int kind = strcmp(name, "g") == 0 ? 2 : strcmp(name, "beta") == 0 ? 1 : 0;
     fill<<<static_cast<unsigned>(most / 256), 256>>>(memory[name], most, seed++, kind);
   }
-  void *workspace, *flush;
-  const uint64_t workspace_bytes = uint64_t{4} << 30, flush_bytes = uint64_t{256} << 20;
+  void *workspace;
+  const uint64_t workspace_bytes = uint64_t{4} << 30;
   MUST(cudaMalloc(&workspace, workspace_bytes));
-  MUST(cudaMalloc(&flush, flush_bytes));
   MUST(cudaDeviceSynchronize());
   const char *folder = std::getenv("OUT");
   FILE *json = folder ? std::fopen((std::string(folder) + "/sm90_backward.json").c_str(), "w") : nullptr;
   if (json) std::fprintf(json, "[");
-  cudaStream_t stream;
-  cudaEvent_t begin, end;
-  MUST(cudaStreamCreate(&stream));
-  MUST(cudaEventCreate(&begin));
-  MUST(cudaEventCreate(&end));
+  const Clock clock;
+  const cudaStream_t stream = clock.stream;
   const char *comma = "";
   for (const Row &row : rows) {
     if (std::string(row.name).compare(0, only.size(), only) != 0) continue;
@@ -314,18 +300,7 @@ int time_all(const std::string &only, fw_context *context) {
       FINE(fw_recurrence_backward(context, &call.desc, &call.grads, workspace, bytes));
       MUST(cudaStreamEndCapture(stream, &graph));
       MUST(cudaGraphInstantiate(&exec, graph, 0));
-      std::vector<float> times;
-      for (int i = 0; i < 23; ++i) {
-        MUST(cudaMemsetAsync(flush, i, flush_bytes, stream));
-        MUST(cudaEventRecord(begin, stream));
-        MUST(cudaGraphLaunch(exec, stream));
-        MUST(cudaEventRecord(end, stream));
-        MUST(cudaEventSynchronize(end));
-        float ms;
-        MUST(cudaEventElapsedTime(&ms, begin, end));
-        if (i >= 3) times.push_back(ms);
-      }
-      std::sort(times.begin(), times.end());
+      const std::vector<float> times = clock.replay(exec, 20);
       const double ms = times[times.size() / 2];
       std::printf("%-6s %lldx%5lldx%-3lld %-9s %.4f ms  least %.4f  goal %.3f %s  workspace %.0f B/token/head\n", row.name,
                   static_cast<long long>(row.B), static_cast<long long>(row.T), static_cast<long long>(row.HV),

@@ -17,18 +17,10 @@
 #include "fastweight/recurrence.h"
 #include "ops/recurrence/sm90_forward.hpp"
 #include "tests/cuda/sm90_truth.hpp"
+#include "tests/cuda/times.cuh"
 
 using namespace fw;
 using namespace sm90_test;
-
-#define MUST(call)                                                                                  \
-  do {                                                                                              \
-    const cudaError_t status_ = static_cast<cudaError_t>(call);                                     \
-    if (status_ != cudaSuccess) {                                                                   \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status_));       \
-      std::exit(2);                                                                                 \
-    }                                                                                               \
-  } while (0)
 
 namespace {
 

@@ -64,13 +64,6 @@ void add_more(std::vector<Case> &cases) {
   cases.push_back({"dplr pack 1x700 H2 HV4", vector, independent, 1, 700, 2, 4, kPlain, true, V, pack, false});
 }
 
-__device__ float draw_normal(uint64_t index, uint32_t seed) {
-  uint64_t x = (index + 1) * 0x9e3779b97f4a7c15ull + seed * 0xbf58476d1ce4e5b9ull;
-  x ^= x >> 30, x *= 0xbf58476d1ce4e5b9ull, x ^= x >> 27, x *= 0x94d049bb133111ebull, x ^= x >> 31;
-  const float u = (static_cast<uint32_t>(x) + 1.0f) * 2.3283064e-10f, v = static_cast<uint32_t>(x >> 32) * 2.3283064e-10f;
-  return sqrtf(-2.0f * logf(fminf(u, 1.0f))) * cospif(2.0f * v);
-}
-
 // One warp a row of 128; length: that of every row, 0 leaves them.
 __global__ void fill_rows(__nv_bfloat16 *out, int64_t rows, uint32_t seed, float length) {
   const int64_t row = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / 32;
@@ -142,12 +135,12 @@ int time_all(const std::string &only) {
       {"dplr", vector, independent, 8, 2048, 16, .109, .60, 0}, {"dplr", vector, independent, 1, 32768, 8, .109, .60, 0},
       {"iplr", none, independent, 1, 8192, 64, .190, 1.0, 0},
   };
-  const size_t flush_bytes = size_t{256} << 20, most = size_t{8192} * 64 * 128;
-  float *flush;
+  const size_t most = size_t{8192} * 64 * 128;
+  float *buffer;
   __nv_bfloat16 *q, *k, *v, *o, *g, *beta, *a, *b, *gates;
   void *workspace;
   size_t workspace_bytes = size_t{2} << 30;
-  MUST(cudaMalloc(&flush, size_t{4} << 30));
+  MUST(cudaMalloc(&buffer, size_t{4} << 30));
   MUST(cudaMalloc(&q, most * 2));
   MUST(cudaMalloc(&k, most * 2));
   MUST(cudaMalloc(&v, most * 2));
@@ -168,15 +161,12 @@ int time_all(const std::string &only) {
   fill_gates<<<static_cast<unsigned>(most / 256), 256>>>(gates, most, 7, 0);
   fill_gates<<<static_cast<unsigned>(all_rows / 256), 256>>>(beta, all_rows, 4, 0);
   MUST(cudaDeviceSynchronize());
-  std::printf("copy %.0f GB/s\n", copy_rate(flush, size_t{4} << 30));
+  std::printf("copy %.0f GB/s\n", copy_rate(buffer, size_t{4} << 30));
   const char *folder = std::getenv("OUT");
   FILE *json = folder ? std::fopen((std::string(folder) + "/sm90_forward.json").c_str(), "w") : nullptr;
   if (json) std::fprintf(json, "[");
-  cudaStream_t stream;
-  MUST(cudaStreamCreate(&stream));
-  cudaEvent_t begin, end;
-  MUST(cudaEventCreate(&begin));
-  MUST(cudaEventCreate(&end));
+  const Clock clock;
+  const cudaStream_t stream = clock.stream;
   const char *comma = "";
   for (const Row &row : rows) {
     const std::string shape = std::string(row.op) + ":" + std::to_string(row.B) + "x" + std::to_string(row.T) + "x" +
@@ -214,18 +204,7 @@ int time_all(const std::string &only) {
       MUST(sm90_forward_launch(f, workspace, stream));
       MUST(cudaStreamEndCapture(stream, &graph));
       MUST(cudaGraphInstantiate(&exec, graph, 0));
-      std::vector<float> times;
-      for (int i = 0; i < 33; ++i) {
-        MUST(cudaMemsetAsync(flush, i, flush_bytes, stream));
-        MUST(cudaEventRecord(begin, stream));
-        MUST(cudaGraphLaunch(exec, stream));
-        MUST(cudaEventRecord(end, stream));
-        MUST(cudaEventSynchronize(end));
-        float ms;
-        MUST(cudaEventElapsedTime(&ms, begin, end));
-        if (i >= 3) times.push_back(ms);
-      }
-      std::sort(times.begin(), times.end());
+      const std::vector<float> times = clock.replay(exec, 30);
       const double ms = times[times.size() / 2];
       std::printf("%-8s %dx%5dx%-3d %-6s %-9s %.4f ms  least %.4f  floor %.3f (%2.0f %%)  goal %.3f %s  workspace %.0f B/token/head\n",
                   row.op, row.B, row.T, row.HV, row.weak ? "weak" : "strong", invariant ? "invariant" : "", ms, times[0],
