@@ -2,7 +2,7 @@
 """Gates and strengths computed inside the functions of fastweight.fla.ops, and alone; what is refused."""
 import pytest
 
-from fla_truth import REAL, fla_ops, function, inputs, near, torch, truth
+from fla_truth import IS_CUDA, REAL, fla_ops, function, inputs, near, torch, truth
 
 CHUNK_GDN, GDN = "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"
 CHUNK_KDA, KDA = "chunk_kda", "fused_recurrent_kda"
@@ -129,7 +129,8 @@ def test_gradient_of_a_log_where_the_sigmoid_is_saturated():
 
     right = gradient(plain, torch.float64)
     assert (gradient(lambda x, a: fused_kda_gate(x, a, None, -5.0), torch.float32) - right).norm() < 1e-6 * right.norm()
-    assert (gradient(plain, torch.float32) - right).norm() > 1e-4 * right.norm()
+    if not IS_CUDA:  # torch's own float32 sigmoid there keeps more
+        assert (gradient(plain, torch.float32) - right).norm() > 1e-4 * right.norm()
 
 
 REFUSED = [

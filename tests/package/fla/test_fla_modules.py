@@ -388,8 +388,8 @@ def test_half_precision_losses_are_summed_in_float32():
         logits = F.linear(x.view(-1, 256), head.weight, head.bias)
         truth = float(F.cross_entropy(logits.double(), labels.view(-1)))
         assert abs(float(FusedLinearCrossEntropyLoss()(x, labels, head.weight, head.bias)) - truth) < 1e-5 * truth
-        # what fla's test compares with: 2048 losses of about 8 added up in float16, whose steps are 16 by then
-        assert abs(float(F.cross_entropy(logits, labels.view(-1))) - truth) > 1e-2 * truth
+        # what fla's test compares with on a CPU: 2048 losses of about 8 added up in float16, whose steps are 16 by then
+        assert IS_CUDA or abs(float(F.cross_entropy(logits, labels.view(-1))) - truth) > 1e-2 * truth
 
 
 def test_rows_after_the_last_sequence_do_not_matter_to_it():

@@ -110,6 +110,16 @@ def test_compiled_whole_equals_eager(name):
         assert distance(value, eager[key]) < 1e-5, key
 
 
+@pytest.mark.parametrize("name", ["kda", "gla", "gated_delta_product", "rwkv7_first"])
+def test_compiled_whole_under_a_device_of_the_callers(name):
+    """torch.device as a context (and torch.set_default_device) is a mode, under which torch.compile sees every call of torch through it."""
+    layer, x = make(name, layer_idx=index_of(name)), inputs(1, 20)
+    torch._dynamo.reset()
+    with torch.device(DEVICE):
+        found = torch.compile(lambda y: layer(y)[0], fullgraph=True, backend="aot_eager")(x)
+    assert distance(found, layer(x)[0]) < 3e-6
+
+
 @pytest.mark.parametrize("name", ["kda", "gla", "attention", "gated_delta_product"])
 def test_checkpointed_gradients_are_the_same(name):
     layer, x = make(name), inputs(2, 33)

@@ -138,7 +138,7 @@ def test_loss_is_the_mean_over_the_next_labels():
     log = found.logits.double().log_softmax(-1)
     wanted = [-log[b, t, labels[b, t + 1]] for b in range(2) for t in range(11) if labels[b, t + 1] >= 0]
     assert len(wanted) == 7 + 11 and abs(found.loss - torch.stack(wanted).mean()) < 1e-6
-    assert torch.equal(net(ids, logits_to_keep=3).logits, found.logits[:, -3:])
+    assert distance(net(ids, logits_to_keep=3).logits, found.logits[:, -3:]) < 1e-6  # a product of fewer rows may add up otherwise
     with pytest.raises(ValueError, match="HybridLM: logits_to_keep is 3 beside labels, allowed 0"):
         net(ids, labels=labels, logits_to_keep=3)
 
