@@ -3,7 +3,7 @@
 import importlib
 
 import pytest
-from hf_models import MODELS, distance, hf, random_model, shared_model, seeded, tokens, torch, transformers
+from hf_models import DEVICE, MODELS, distance, hf, random_model, shared_model, seeded, tokens, torch, transformers
 
 
 def snapshot():
@@ -135,6 +135,12 @@ def test_a_window_of_the_convolution_is_written_as_transformers_does():
         with hf.enable("olmo_hybrid"):
             found = module.causal_conv1d_update(x, mine, weight, bias, "silu")
         assert torch.equal(mine, window) and distance(found, expected) < 1e-5
+
+
+def test_tensors_of_other_devices_are_refused():
+    from fastweight.hf._places import refusal
+
+    assert refusal(torch.zeros(2, device=DEVICE)) is None and refusal(torch.zeros(2, device="meta")) == "tensors on the device meta"
 
 
 @torch.no_grad()
