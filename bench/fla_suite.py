@@ -90,6 +90,27 @@ def version(name):
         return None
 
 
+def report(rows, installed, files, arguments):
+    """What is written; prints a line for each file."""
+    of_files = {}
+    for name in dict.fromkeys([*(test.partition("::")[0] for test in rows), *files]):
+        own = {test: row for test, row in rows.items() if test.partition("::")[0] == name}
+        of_files[name] = {**summary(own), "seconds": round(sum(row["seconds"] for row in own.values()), 1)}
+        print(name, of_files[name])
+    return {
+        "fla": {"commit": arguments.commit or commit_of(arguments.fla)}, "device": arguments.device, "limit_s": arguments.limit,
+        "versions": {"fastweight": fastweight.__version__, "python": sys.version.split()[0],
+                     **{name: version(name) for name in ("torch", "triton", "transformers", "pytest")}},
+        "installed": installed, "total": summary(rows), "files": of_files,
+        "failed": {name: row["why"] for name, row in rows.items() if row["outcome"] == "failed"},
+        "reference_off": {name: row["why"] for name, row in rows.items() if row["outcome"] == "reference off"},
+        "fails_with_fla": {name: row["why"] for name, row in rows.items() if row["outcome"] == "fails with fla"},
+        "skipped": reasons(rows, "skipped"), "not_run": reasons(rows, "not run"),
+        "tests_not_run": {name: row["why"] for name, row in rows.items() if row["outcome"] == "not run"},
+        "passed": {name: row["seconds"] for name, row in rows.items() if row["outcome"] == "passed"},
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fla", required=True, type=lambda text: Path(text).resolve(), help="the checkout")
@@ -122,24 +143,8 @@ def main():
     rows, installed = run(arguments.fla, files, [*workers, *(["-k", arguments.only] if arguments.only else [])], environment, lines)
     if arguments.device == "cuda":
         again_with_fla(rows, arguments.fla, workers, environment, own_lines)
-    of_files = {}
-    for name in dict.fromkeys([*(test.partition("::")[0] for test in rows), *files]):
-        own = {test: row for test, row in rows.items() if test.partition("::")[0] == name}
-        of_files[name] = {**summary(own), "seconds": round(sum(row["seconds"] for row in own.values()), 1)}
-        print(name, of_files[name])
-    total = summary(rows)
-    result = {
-        "fla": {"commit": arguments.commit or commit_of(arguments.fla)}, "device": arguments.device, "limit_s": arguments.limit,
-        "versions": {"fastweight": fastweight.__version__, "python": sys.version.split()[0],
-                     **{name: version(name) for name in ("torch", "triton", "transformers", "pytest")}},
-        "installed": installed, "total": total, "files": of_files,
-        "failed": {name: row["why"] for name, row in rows.items() if row["outcome"] == "failed"},
-        "reference_off": {name: row["why"] for name, row in rows.items() if row["outcome"] == "reference off"},
-        "fails_with_fla": {name: row["why"] for name, row in rows.items() if row["outcome"] == "fails with fla"},
-        "skipped": reasons(rows, "skipped"), "not_run": reasons(rows, "not run"),
-        "tests_not_run": {name: row["why"] for name, row in rows.items() if row["outcome"] == "not run"},
-        "passed": {name: row["seconds"] for name, row in rows.items() if row["outcome"] == "passed"},
-    }
+    result = report(rows, installed, files, arguments)
+    total = result["total"]
     output.write_text(json.dumps(result, indent=1) + "\n")
     print(total, "written to", output)
     for name, why in list(result["failed"].items())[:20]:
