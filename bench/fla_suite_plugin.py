@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest plugin of bench/fla_suite.py: fla's own tests with fastweight's functions in the place of fla's.
+"""pytest plugin of bench/fla_suite.py: fla's own tests with fastweight's functions in the place of fla's (FLA_SUITE_OWN: fla's own).
 
 Loaded with `-p fla_suite_plugin` before fla's tests are imported. On the CPU fla.utils.device says "cpu", marks that only ask for
 CUDA are taken off, and a test whose traceback ends in a launch of a Triton kernel is reported as not run: it compares with a
@@ -21,6 +21,7 @@ DEVICE = os.environ.get("FLA_SUITE_DEVICE", "cpu")
 LIMIT = int(os.environ.get("FLA_SUITE_LIMIT", "60"))
 BUDGET = float(os.environ.get("FLA_SUITE_BUDGET", "inf"))
 BEGAN = time.monotonic()
+AFTER_BUDGET = "after the budget of time"
 LAUNCHERS = ("triton" + os.sep + "runtime", "triton" + os.sep + "backends", "triton" + os.sep + "compiler")
 CUDA_PART = f"torch{os.sep}cuda{os.sep}"
 ASKS_FOR_CUDA = ("CUDA required",)
@@ -66,6 +67,9 @@ def begin():
         import fla.ops  # noqa: F401, fla decides about its device when it is imported
         if DEVICE == "cpu":
             to_cpu()
+        if os.environ.get("FLA_SUITE_OWN"):
+            write("installed", "names", "none")
+            return
         import fastweight.fla
         found = fastweight.fla.install()
     if found.stands_in is not None:
@@ -76,17 +80,17 @@ def begin():
 begin()
 
 
-def earlier():
-    """{test: row} of FLA_SUITE_OUTPUT."""
-    with open(os.environ["FLA_SUITE_OUTPUT"], encoding="utf-8") as lines:
+def earlier(file="FLA_SUITE_OUTPUT"):
+    """{test: row} of the file that this variable names."""
+    with open(os.environ[file], encoding="utf-8") as lines:
         return {row["name"]: row for row in map(json.loads, lines)}
 
 
 def known():
-    """Tests that FLA_SUITE_OUTPUT has an answer for already: not those that failed or were over a smaller limit than today's."""
-    found = earlier()
+    """Tests that FLA_SUITE_KNOWN has an answer for: not those that failed, were over a smaller limit than today's or past the budget."""
+    found = earlier("FLA_SUITE_KNOWN")
     over = re.compile(r"over (\d+) s")
-    return {name for name, row in found.items() if row["outcome"] not in ("started", "failed")
+    return {name for name, row in found.items() if row["outcome"] not in ("started", "failed") and row["why"] != AFTER_BUDGET
             and not (over.fullmatch(row["why"]) and int(over.fullmatch(row["why"]).group(1)) < LIMIT)}
 
 
@@ -122,8 +126,8 @@ def _launched(error):
 def pytest_runtest_call(item):
     if time.monotonic() - BEGAN > BUDGET:
         if earlier().get(item.nodeid, {"outcome": "started"})["outcome"] == "started":
-            write(item.nodeid, "not run", "after the budget of time")
-        pytest.skip("not run: after the budget of time")
+            write(item.nodeid, "not run", AFTER_BUDGET)
+        pytest.skip(f"not run: {AFTER_BUDGET}")
     signal.signal(signal.SIGALRM, _over)
     signal.alarm(LIMIT)
     start = time.perf_counter()

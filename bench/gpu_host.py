@@ -2,6 +2,8 @@
 """Host time of a step on CUDA tensors, part by part: one token, one head. Prints microseconds of the calling thread, the best of
 many rounds; the device is idle before each round and its queue never full."""
 import argparse
+import json
+from pathlib import Path
 
 import torch
 from gpu_timer import host_us
@@ -13,6 +15,7 @@ from fastweight import ops
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=64, help="K = V")
+    parser.add_argument("--out", help="file of results")
     options = parser.parse_args()
     K = options.size
 
@@ -48,9 +51,13 @@ def main():
         "explain of a plan": plan.explain,
     }
     print(f"gated_delta_rule, float32, T = 1, H = 1, K = V = {K}, {torch.cuda.get_device_name()}: us")
+    found = {}
     for name, call in parts.items():
         call()
-        print(f"{host_us(call, calls=200, rounds=20):8.2f}  {name}")
+        found[name] = round(host_us(call, calls=200, rounds=20), 2)
+        print(f"{found[name]:8.2f}  {name}", flush=True)
+    if options.out:
+        Path(options.out).write_text(json.dumps({"machine": torch.cuda.get_device_name(), "size": K, "host_us": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

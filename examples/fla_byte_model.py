@@ -84,7 +84,7 @@ def main():
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     arguments = parser.parse_args()
-    device = "cpu"  # where fastweight computes so far
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     data = read(arguments.file)
     torch.manual_seed(0)
     model = Model().to(device)

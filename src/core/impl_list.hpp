@@ -13,7 +13,9 @@ namespace fw {
 
 struct Reason {
   char text[256] = "";
+  bool is_read = true;  // without a reader nothing is written: text takes longer than the question
   bool refuse(const char *format, ...) __attribute__((format(printf, 2, 3))) {
+    if (!is_read) return false;
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -78,13 +80,18 @@ fw_status choose(const char *op, const fw_context &context, const Problem &probl
     *chosen = only;
     return FW_OK;
   }
-  char all[1600] = "";
-  size_t length = 0;
+  reason.is_read = false;
   for (int32_t i = 0; i < n_impls; ++i) {
     if (impls[i].accepts(context, problem, reason)) {
       *chosen = &impls[i];
       return FW_OK;
     }
+  }
+  reason.is_read = true;
+  char all[1600] = "";
+  size_t length = 0;
+  for (int32_t i = 0; i < n_impls; ++i) {
+    (void)impls[i].accepts(context, problem, reason);
     if (length < sizeof all) {
       const int n = snprintf(all + length, sizeof all - length, "%s%s: %s", length ? "; " : "", impls[i].name, reason.text);
       length += n > 0 ? static_cast<size_t>(n) : 0;

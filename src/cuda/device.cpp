@@ -6,14 +6,36 @@
 #include <cuda_runtime.h>
 #include <stdlib.h>
 
+#include <atomic>
+
 namespace fw::cuda {
 namespace {
 
-// The current device's number, or false with the reason.
+constexpr int kDevices = 64;  // of more the facts are asked at every call
+
+// One fact of each device, asked once in the life of the process; 0 where it does not answer. `known` has it plus one, 0: not asked.
+template <cudaDeviceAttr kWhat>
+int32_t fact(int device) {
+  static std::atomic<int32_t> known[kDevices] = {};
+  if (device < kDevices) {
+    const int32_t found = known[device].load(std::memory_order_relaxed);
+    if (found > 0) return found - 1;
+  }
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, kWhat, device) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  if (device < kDevices) known[device].store(value + 1, std::memory_order_relaxed);
+  return value;
+}
+
+// The current device's number, or false with the reason. A device that has answered is not looked for again.
 bool current_device(int *device, Reason &reason) {
+  cudaError_t error = cudaGetDevice(device);
+  if (error == cudaSuccess && fact<cudaDevAttrComputeCapabilityMajor>(*device) > 0) return true;
   int count = 0;
-  cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaSuccess && count > 0) error = cudaGetDevice(device);
+  if (error == cudaSuccess) error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return true;
   (void)cudaGetLastError();
   if (error == cudaSuccess) return reason.refuse("this machine has no CUDA device");
@@ -22,19 +44,32 @@ bool current_device(int *device, Reason &reason) {
 
 bool capability(int *device, int *major, int *minor, Reason &reason) {
   if (!current_device(device, reason)) return false;
-  if (cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, *device) == cudaSuccess &&
-      cudaDeviceGetAttribute(minor, cudaDevAttrComputeCapabilityMinor, *device) == cudaSuccess) {
-    return true;
-  }
+  *major = fact<cudaDevAttrComputeCapabilityMajor>(*device);
+  *minor = fact<cudaDevAttrComputeCapabilityMinor>(*device);
+  if (*major > 0) return true;
   return reason.refuse("device %d does not answer: %s", *device, cudaGetErrorString(cudaGetLastError()));
 }
 
 // Of the current device; 0 when it does not answer.
-int32_t attribute(cudaDeviceAttr what) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, what, device) == cudaSuccess) return value;
+template <cudaDeviceAttr kWhat>
+int32_t attribute() {
+  int device = 0;
+  if (cudaGetDevice(&device) == cudaSuccess) return fact<kWhat>(device);
   (void)cudaGetLastError();
   return 0;
+}
+
+// Addresses that were memory of a device, by the thread that asked: asking CUDA takes longer than all else that is checked.
+struct Passed {
+  const void *data;
+  int device;
+};
+constexpr size_t kPassed = 64;
+thread_local Passed t_passed[kPassed];
+
+Passed &passed(const void *data) {
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(data);
+  return t_passed[(bits >> 4 ^ bits >> 9 ^ bits >> 15) % kPassed];
 }
 
 }  // namespace
@@ -56,16 +91,19 @@ bool is_exactly(int32_t major, int32_t minor, Reason &reason) {
 }
 
 int32_t multiprocessor_count() {
-  const int32_t count = attribute(cudaDevAttrMultiProcessorCount);
+  const int32_t count = attribute<cudaDevAttrMultiProcessorCount>();
   return count > 0 ? count : 1;
 }
-bool launches_overlap() { return attribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
-int32_t shared_memory_limit() { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+bool launches_overlap() { return attribute<cudaDevAttrComputeCapabilityMajor>() >= 9; }
+int32_t shared_memory_limit() { return attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(); }
 
 fw_status check_memory(const char *op, const char *name, const void *data) {
   int device = 0;
   cudaPointerAttributes found = {};
-  if (cudaGetDevice(&device) != cudaSuccess || cudaPointerGetAttributes(&found, data) != cudaSuccess) {
+  Passed &before = passed(data);
+  const bool answers = cudaGetDevice(&device) == cudaSuccess;
+  if (answers && before.data == data && before.device == device && data != nullptr) return FW_OK;
+  if (!answers || cudaPointerGetAttributes(&found, data) != cudaSuccess) {
     return fail(FW_DEVICE_ERROR, "%s: CUDA does not answer: %s", op, cudaGetErrorString(cudaGetLastError()));
   }
   if (found.type == cudaMemoryTypeUnregistered) {
@@ -75,6 +113,7 @@ fw_status check_memory(const char *op, const char *name, const void *data) {
     return fail(FW_INVALID_ARGUMENT, "%s: %s is memory of CUDA device %d, expected the current device, %d", op, name,
                 found.device, device);
   }
+  if (found.type == cudaMemoryTypeDevice) before = {data, device};
   return FW_OK;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Facts of the CUDA device that is current on the calling thread, and the errors of its calls as statuses. Without CUDA in
-// the build every question is answered by a refusal. Nothing here is remembered between calls.
+// the build every question is answered by a refusal. What is remembered between calls: facts of a device, which never change, and by
+// each thread a few addresses that check_memory let pass.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -38,12 +38,20 @@ if IS_CUDA:
     if torch is None or not torch.cuda.is_available():
         raise RuntimeError("FW_TEST_DEVICE is cuda, this Python has no torch with a CUDA device")
     torch.set_default_device("cuda")
+    torch.backends.cudnn.allow_tf32 = False  # fp32 is compared with fp32
 
 needs_torch = pytest.mark.skipif(torch is None, reason="not run: torch is not installed")
 needs_cuda = pytest.mark.skipif(not IS_CUDA, reason="not run: FW_TEST_DEVICE is not cuda")
 numpy_only = pytest.mark.skipif(IS_CUDA, reason="not run on cuda: NumPy arrays are computed on the CPU")
+# What tests draw and compare in where the CPU has fp64; CUDA has none.
+REAL = torch and (torch.float32 if IS_CUDA else torch.float64)
 no_fp64 = pytest.mark.skipif(IS_CUDA, reason="not run on cuda: fp64 is computed by the reference, on the CPU alone")
 KINDS = (pytest.param(False, marks=numpy_only), pytest.param(True, marks=needs_torch))  # as_torch
+
+
+def seeded(seed):
+    """A generator of the tests' device."""
+    return torch.Generator(DEVICE).manual_seed(seed)
 
 
 def cpu_only(reason):

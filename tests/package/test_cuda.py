@@ -236,6 +236,58 @@ def test_a_packed_call_in_a_graph_takes_new_offsets():
     assert is_same([x.clone() for x in found], ops.kda(**inputs, **options))
 
 
+def test_graph_of_a_training_step_of_a_layer():
+    """Weights held in float32, computed under autocast to bfloat16; the optimizer's step is part of the graph."""
+    from fastweight.torch import nn as fnn
+
+    torch.manual_seed(0)
+    layer = fnn.GatedDeltaNet(hidden_size=64, num_heads=2, head_dim=32, expand_v=1.0, layer_idx=0)
+    start = {name: x.clone() for name, x in layer.state_dict().items()}
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    x, others = torch.randn(2, 70, 64), torch.randn(3, 2, 70, 64)
+
+    def train():
+        with torch.autocast(DEVICE, torch.bfloat16):
+            loss = layer(x)[0].float().square().mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def losses(run):
+        layer.load_state_dict(start)
+        return [run() for x_ in others if x.copy_(x_) is x]
+
+    expected = losses(lambda: train().item())
+    layer.load_state_dict(start)
+    graph, loss = captured(train)
+
+    def replay():
+        graph.replay()
+        return loss.item()
+
+    assert losses(replay) == pytest.approx(expected, rel=1e-4) and expected[2] != expected[0]
+
+
+def test_compiled_into_a_graph_of_cuda():
+    """torch.compile(mode="reduce-overhead") captures the operator, forward and backward."""
+    inputs, options = problem("gated_delta_rule", dtype="bf16", K=64, V=64)
+    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+
+    def loss(q, scale):
+        o, state = ops.gated_delta_rule(**{**leaves, "q": q * scale}, **options)
+        return o.float().square().sum() + state.square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, mode="reduce-overhead")
+    for factor in (1.0, 0.5, 0.25, 2.0):
+        scale = torch.tensor(factor, dtype=torch.bfloat16)
+        torch.compiler.cudagraph_mark_step_begin()
+        found = [x.clone() for x in torch.autograd.grad(compiled(leaves["q"], scale), leaves.values())]
+        expected = torch.autograd.grad(loss(leaves["q"], scale), leaves.values())
+        for name, x, y in zip(leaves, found, expected, strict=True):
+            assert torch.allclose(x.float(), y.float(), rtol=2e-2, atol=2e-2 * y.float().abs().max().item()), name
+
+
 # ---- decoding ----
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

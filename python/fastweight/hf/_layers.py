@@ -294,8 +294,8 @@ _decoders: weakref.WeakKeyDictionary[Any, Decoder] = weakref.WeakKeyDictionary()
 
 
 def _prepare(layer, kind, hidden, cache, outputs):
-    """After one token by the general path: a chain for the next ones."""
-    if cache is None or hidden.shape[1] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    """After one token by the general path: a chain for the next ones, on the CPU, where there are chains."""
+    if cache is None or hidden.shape[1] != 1 or hidden.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return
     if len({x.dtype for x in outputs}) == 1:
         _decoders[cache.layers[layer.layer_idx]] = Decoder(layer, kind, hidden, cache, outputs)

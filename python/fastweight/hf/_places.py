@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A place is one attribute of a module or class that holds our function while enable() is in force; it counts what ran."""
+import functools
 import hashlib
 import inspect
 import io
 import tokenize
 
 import torch
+
+from .. import _core
 
 _LAYOUT_TOKENS = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
@@ -47,6 +50,12 @@ class Place:
         return self.stock
 
 
+@functools.cache
+def _has_cuda():
+    """Whether the engine sees a CUDA device."""
+    return not _core.cuda_devices().startswith("none")
+
+
 def refusal(x):
     """Why the engine does not compute from the tensor `x` (whose dtype the others share), or None."""
     if torch.compiler.is_compiling():
@@ -55,7 +64,7 @@ def refusal(x):
         return "torch.jit.trace"
     elif type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return f"a tensor of type {type(x).__name__}"
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" and not (x.is_cuda and (torch.compiler.is_compiling() or _has_cuda())):
         return f"tensors on the device {x.device.type}"
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"dtype {x.dtype}"

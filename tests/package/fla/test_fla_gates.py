@@ -2,7 +2,7 @@
 """Gates and strengths computed inside the functions of fastweight.fla.ops, and alone; what is refused."""
 import pytest
 
-from fla_truth import fla_ops, function, inputs, near, torch, truth
+from fla_truth import IS_CUDA, REAL, fla_ops, function, inputs, near, torch, truth
 
 CHUNK_GDN, GDN = "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"
 CHUNK_KDA, KDA = "chunk_kda", "fused_recurrent_kda"
@@ -22,7 +22,7 @@ def decays(logits, a_log, bias, bound):
 
 def logits_of(name, seed, **more):
     given = inputs(name, seed=seed, output_final_state=True, **more)
-    given["g"] = torch.randn(given["g"].shape, dtype=torch.float64)
+    given["g"] = torch.randn(given["g"].shape, dtype=REAL)
     return given
 
 
@@ -34,8 +34,8 @@ def test_gate_inside(name, bound, has):
         return  # no such argument; refused (below)
     given = logits_of(name, 1, HV=4 if "gdn2" not in name else 2)
     heads = given["g"].shape[2]
-    a_log = torch.randn(heads, dtype=torch.float64) if "a_log" in has else None
-    bias = torch.randn(given["g"].shape[2:].numel(), dtype=torch.float64) if "bias" in has else None
+    a_log = torch.randn(heads, dtype=REAL) if "a_log" in has else None
+    bias = torch.randn(given["g"].shape[2:].numel(), dtype=REAL) if "bias" in has else None
     more = {} if bound is None else {"lower_bound": bound}
     with torch.no_grad():
         found = function(name)(**given, use_gate_in_kernel=True, A_log=a_log, dt_bias=bias, **more)
@@ -46,10 +46,10 @@ def test_gate_inside(name, bound, has):
 
 def test_gate_inside_beside_gates_of_keys_and_values():
     given = logits_of(GDN, 2, HV=4)
-    a_log = torch.randn(4, dtype=torch.float64)
+    a_log = torch.randn(4, dtype=REAL)
     with torch.no_grad():
         for words in (("gk",), ("gv",), ("gk", "gv")):
-            more = {word: -torch.rand(2, 7, 4, {"gk": 5, "gv": 3}[word], dtype=torch.float64) for word in words}
+            more = {word: -torch.rand(2, 7, 4, {"gk": 5, "gv": 3}[word], dtype=REAL) for word in words}
             found = function(GDN)(**given, **more, use_gate_in_kernel=True, A_log=a_log)
             o, final = truth(GDN, dict(given, **more, g=decays(given["g"], a_log, None, None)))
             near(found[0], o, f"o {words}")
@@ -82,7 +82,7 @@ def test_beta_inside(name, twice, wide):
     if wide and name in (CHUNK_GDN, CHUNK_KDA):
         return
     given = inputs(name, seed=5, HV=4, output_final_state=True)
-    given["beta"] = torch.randn(given["v"].shape if wide else given["v"].shape[:3], dtype=torch.float64)
+    given["beta"] = torch.randn(given["v"].shape if wide else given["v"].shape[:3], dtype=REAL)
     with torch.no_grad():
         found = function(name)(**given, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=twice)
         o, final = truth(name, dict(given, beta=torch.sigmoid(given["beta"]) * (2 if twice else 1)))
@@ -129,7 +129,8 @@ def test_gradient_of_a_log_where_the_sigmoid_is_saturated():
 
     right = gradient(plain, torch.float64)
     assert (gradient(lambda x, a: fused_kda_gate(x, a, None, -5.0), torch.float32) - right).norm() < 1e-6 * right.norm()
-    assert (gradient(plain, torch.float32) - right).norm() > 1e-4 * right.norm()
+    if not IS_CUDA:  # torch's own float32 sigmoid there keeps more
+        assert (gradient(plain, torch.float32) - right).norm() > 1e-4 * right.norm()
 
 
 REFUSED = [

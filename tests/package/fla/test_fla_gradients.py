@@ -2,7 +2,9 @@
 """Gradients of every function of fastweight.fla.ops against autograd through the float64 loop; also where fla refuses or detaches."""
 import pytest
 
-from fla_truth import fla_ops, function, inputs, near, torch, truth
+import fla_truth
+from fla_truth import REAL, fla_ops, function, inputs, near, seeded, torch, truth
+from package_calls import DEVICE
 
 from fastweight.fla._table import ENTRIES
 
@@ -10,7 +12,7 @@ NAMES = [name for name, entry in ENTRIES.items() if entry.family and entry.famil
 CU = [0, 0, 1, 12, 12, 19]
 GDN = "fused_recurrent_gated_delta_rule"
 # The backward sums once more over the same terms: ten times the forward's.
-AGREE = 1e-10
+AGREE = 10 * fla_truth.AGREE
 
 
 def leaves(given):
@@ -23,7 +25,7 @@ def check(name, given, run=None, **loop):
     ours, theirs = leaves(given), leaves(given)
     found = (run or function(name))(**ours)
     expected = truth(name, theirs, **loop)
-    weights = [torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(n)) for n, x in enumerate(expected)]
+    weights = [torch.randn(x.shape, dtype=x.dtype, generator=seeded(n)) for n, x in enumerate(expected)]
     sum((x * w).sum() for x, w in zip(expected, weights)).backward()
     sum((x * w).sum() for x, w in zip(found, weights) if x is not None).backward()
     for word, x in theirs.items():
@@ -57,27 +59,27 @@ def test_where_fla_refuses_or_detaches(name):
 @pytest.mark.parametrize("gates", ("gk", "gv", "gk gv", "g gk gv"))
 def test_gates_of_keys_and_values(gates):
     given = inputs(GDN, seed=4, HV=4, output_final_state=True)
-    given.update(gk=-torch.rand(2, 7, 4, 5, dtype=torch.float64), gv=-torch.rand(2, 7, 4, 3, dtype=torch.float64))
+    given.update(gk=-torch.rand(2, 7, 4, 5, dtype=REAL), gv=-torch.rand(2, 7, 4, 3, dtype=REAL))
     for word in ("g", "gk", "gv"):
         if word not in gates.split():
             del given[word]
     check(GDN, given)
     if "g " not in gates:
         given = inputs("fused_recurrent_gla", seed=5, output_final_state=True, reverse=True)
-        given.update((word, -torch.rand(2, 7, 2, {"gk": 5, "gv": 3}[word], dtype=torch.float64)) for word in gates.split())
+        given.update((word, -torch.rand(2, 7, 2, {"gk": 5, "gv": 3}[word], dtype=REAL)) for word in gates.split())
         check("fused_recurrent_gla", given, reverse=True)
 
 
 @pytest.mark.parametrize("name", ("fused_recurrent_delta_rule", GDN, "fused_recurrent_kda", "fused_recurrent_comba"))
 def test_a_beta_for_every_value_also_above_32(name):
     given = inputs(name, seed=6, V=40, output_final_state=True)
-    given["beta"] = torch.rand(given["v"].shape, dtype=torch.float64)
+    given["beta"] = torch.rand(given["v"].shape, dtype=REAL)
     check(name, given)
 
 
 def test_a_fixed_decay():
     given = inputs("chunk_simple_gla", seed=7, output_final_state=True)
-    given["g"], given["g_gamma"] = None, -torch.tensor([0.1, 0.4], dtype=torch.float64)
+    given["g"], given["g_gamma"] = None, -torch.tensor([0.1, 0.4], dtype=REAL)
     check("chunk_simple_gla", given)
 
 
@@ -88,8 +90,8 @@ def test_parameters_of_the_gate(name, bound):
         return
     given = inputs(name, seed=8, output_final_state=True)
     shape = given["g"].shape[2:]
-    given.update(g=torch.randn(given["g"].shape, dtype=torch.float64), A_log=torch.randn(shape[0], dtype=torch.float64),
-                 dt_bias=torch.randn(shape.numel(), dtype=torch.float64))
+    given.update(g=torch.randn(given["g"].shape, dtype=REAL), A_log=torch.randn(shape[0], dtype=REAL),
+                 dt_bias=torch.randn(shape.numel(), dtype=REAL))
     more = {} if bound is None else {"lower_bound": bound}
     ours, theirs = leaves(given), leaves(given)
     found = function(name)(**ours, **more, use_gate_in_kernel=True)
@@ -120,7 +122,7 @@ def test_the_normaliser(name, cu, reverse):
     given = inputs(name, seed=9, B=1 if cu else 2, T=19, H=2, K=5, cu=cu, normalize=True, **({"reverse": True} if reverse else {}))
     given["q"], given["k"] = given["q"].exp(), given["k"].exp()
     count = given["initial_state"].shape[0]
-    z = torch.rand(count, 1, 2, 5, dtype=torch.float64)
+    z = torch.rand(count, 1, 2, 5, dtype=REAL)
 
     def expected(a, z_first):
         o, final = truth(name, a, reverse=reverse)
@@ -174,5 +176,5 @@ def test_field_123_compiled_whole(name="fused_recurrent_gla"):
 
 def test_field_134_autocast_casts_nothing():
     given = inputs("chunk_kda", dtype=torch.bfloat16, output_final_state=True)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+    with torch.no_grad(), torch.autocast(DEVICE, dtype=torch.float16):
         assert fla_ops.chunk_kda(**given)[0].dtype == torch.bfloat16

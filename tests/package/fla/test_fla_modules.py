@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastweight.fla.modules against plain torch in float64: values, gradients, names of parameters, states."""
+"""fastweight.fla.modules against plain torch in float64 (float32 on CUDA): values, gradients, names of parameters, states."""
 import pytest
 
-from fla_truth import near, torch
+from fla_truth import IS_CUDA, REAL, near, seeded, torch
 
 import torch.nn.functional as F
 
@@ -11,12 +11,12 @@ from fastweight.fla.modules import activations, convolution, fused_norm_gate, l2
 from fastweight.fla.modules.fused_cross_entropy import cross_entropy_loss
 from fastweight.fla.modules.fused_linear_cross_entropy import fused_linear_cross_entropy_loss
 
-AGREE = 1e-10  # float64 on both sides, sums of at most a hundred terms
+AGREE = 5e-5 if IS_CUDA else 1e-10  # one type on both sides, sums of at most a hundred terms, through some ten operations
 CU = torch.tensor([0, 0, 1, 2, 9, 20])
 
 
 def normal(*shape, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    return torch.randn(shape, dtype=REAL, generator=seeded(seed)).requires_grad_()
 
 
 def same(mine, theirs, inputs, what):
@@ -42,7 +42,7 @@ def test_norms(kind, with_bias, with_residual):
     groups = 3 if "group" in kind else 1
     first = (groups,) if "group" in kind else ()
     layer = {"layer": modules.LayerNorm, "rms": modules.RMSNorm}.get(kind, modules.GroupNorm)(
-        *first, 12, bias=with_bias, eps=1e-3, dtype=torch.float64, **({"is_rms_norm": True} if kind == "group_rms" else {}))
+        *first, 12, bias=with_bias, eps=1e-3, dtype=REAL, **({"is_rms_norm": True} if kind == "group_rms" else {}))
     assert set(layer.state_dict()) == {"weight", "bias"} if with_bias else {"weight"}
     with torch.no_grad():
         layer.weight.copy_(normal(12, seed=2))
@@ -55,7 +55,7 @@ def test_norms(kind, with_bias, with_residual):
     y, after = layer(x, residual, prenorm=True)
     same(y + after, expected + total, inputs, f"{kind} prenorm")
     linear = {"layer": modules.LayerNormLinear, "rms": modules.RMSNormLinear}.get(kind, modules.GroupNormLinear)(
-        *first, 12, bias=with_bias, eps=1e-3, dtype=torch.float64, **({"is_rms_norm": True} if kind == "group_rms" else {}))
+        *first, 12, bias=with_bias, eps=1e-3, dtype=REAL, **({"is_rms_norm": True} if kind == "group_rms" else {}))
     linear.load_state_dict(layer.state_dict())
     weight, bias = normal(7, 12, seed=4), normal(7, seed=5)
     same(linear(x, weight, bias, residual), F.linear(expected, weight, bias), [x, weight, bias], f"{kind} linear")
@@ -80,7 +80,7 @@ def test_dtypes_of_norms():
 @pytest.mark.parametrize("rms", (True, False))
 def test_gated_norms(activation, rms):
     x, g, residual = normal(2, 5, 8), normal(2, 5, 8, seed=1), normal(2, 5, 8, seed=2)
-    layer = (modules.FusedRMSNormGated if rms else modules.FusedLayerNormGated)(8, activation=activation, eps=1e-3, dtype=torch.float64)
+    layer = (modules.FusedRMSNormGated if rms else modules.FusedLayerNormGated)(8, activation=activation, eps=1e-3, dtype=REAL)
     act = torch.sigmoid if activation == "sigmoid" else F.silu
     for more in (None, residual):
         total = x if more is None else x + more
@@ -91,15 +91,15 @@ def test_gated_norms(activation, rms):
     function = fused_norm_gate.rms_norm_gated if rms else fused_norm_gate.layer_norm_gated
     expected = reference_norm(x, layer.weight, None, 1e-6, rms) * act(g)
     same(function(x, g, layer.weight, None, activation), expected, [x, g], "eps of the function is 1e-6")
-    linear = (modules.FusedRMSNormSwishGateLinear if rms else modules.FusedLayerNormSwishGateLinear)(8, eps=1e-3, dtype=torch.float64)
+    linear = (modules.FusedRMSNormSwishGateLinear if rms else modules.FusedLayerNormSwishGateLinear)(8, eps=1e-3, dtype=REAL)
     weight = normal(4, 8, seed=5)
     same(linear(x, g, weight), F.linear(reference_norm(x, linear.weight, None, 1e-3, rms) * F.silu(g), weight), [x, g, weight], "linear")
 
 
 def test_field_103_eps_of_the_l2_norm_is_inside_the_root():
-    x = torch.zeros(1, 4, dtype=torch.float64)
+    x = torch.zeros(1, 4, dtype=REAL)
     x[0, 0] = 1e-4
-    assert abs(l2norm.l2norm(x)[0, 0].item() - 1e-4 / (1e-8 + 1e-6) ** 0.5) < 1e-12
+    assert abs(l2norm.l2norm(x)[0, 0].item() - 1e-4 / (1e-8 + 1e-6) ** 0.5) < (1e-8 if IS_CUDA else 1e-12)
     assert l2norm.l2_norm is l2norm.l2norm and modules.L2Norm(output_dtype=torch.float32)(x.bfloat16()).dtype == torch.float32
     y = normal(2, 3, 4, 5)
     same(l2norm.l2norm(y, eps=0), F.normalize(y, dim=-1), [y], "without eps")
@@ -143,7 +143,7 @@ def test_short_convolution(width, has, packed):
 
 
 def test_layer_of_the_short_convolution():
-    layer = modules.ShortConvolution(6, 4, bias=True, dtype=torch.float64)
+    layer = modules.ShortConvolution(6, 4, bias=True, dtype=REAL)
     assert {name: tuple(x.shape) for name, x in layer.state_dict().items()} == {"weight": (6, 1, 4), "bias": (6,)}
     assert isinstance(layer, torch.nn.Conv1d) and layer.state_size == 24
     x = normal(2, 9, 6).detach()
@@ -168,7 +168,7 @@ def test_layer_of_the_short_convolution():
     with pytest.raises(ValueError, match="backend"):
         modules.ShortConvolution(6, 4, backend="other")
     # Two rows of two sequences, one of them empty, are no step: fla looks at B*T == N alone.
-    cache = torch.zeros(2, 6, 4, dtype=torch.float64)
+    cache = torch.zeros(2, 6, 4, dtype=REAL)
     y, _ = layer(x[:1, :2], cache=cache, cu_seqlens=torch.tensor([0, 0, 2]))
     near(y, layer(x[:1, :2])[0], "packed", AGREE)
     assert not cache.any()
@@ -185,7 +185,7 @@ def test_token_shift(packed):
     for before in (None, cache):
         y, last = token_shift.token_shift(x, cu, before, output_cache=True)
         pieces = [x[0, i:j] for i, j in zip(CU[:-1], CU[1:])] if packed else list(x)
-        first = torch.zeros(len(pieces), 3, dtype=torch.float64) if before is None else before
+        first = torch.zeros(len(pieces), 3, dtype=REAL) if before is None else before
         rows = [torch.cat((first[n][None], piece)) for n, piece in enumerate(pieces)]
         expected = torch.cat([row[:-1] - row[1:] for row in rows]).view(x.shape)
         same(y, expected, [x] if before is None else [x, before], "token_shift")
@@ -200,7 +200,7 @@ def test_rotary(interleaved):
     layer = rotary.RotaryEmbedding(6, interleaved=interleaved)
     assert not layer.state_dict()
     q, k = normal(2, 5, 3, 8), normal(2, 5, 1, 8, seed=1)
-    rate = 10000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
+    rate = 10000.0 ** (-torch.arange(3, dtype=REAL) / 3)
 
     def turned(x, place):
         z = torch.complex(x[..., :6:2], x[..., 1:6:2]) if interleaved else torch.complex(x[..., :3], x[..., 3:6])
@@ -276,7 +276,7 @@ def test_l2_warp(reduction):
 
 
 def test_gated_mlp():
-    layer = modules.GatedMLP(6, intermediate_size=10).double()
+    layer = modules.GatedMLP(6, intermediate_size=10).to(REAL)
     assert set(layer.state_dict()) == {"gate_proj.weight", "up_proj.weight", "down_proj.weight"}
     x = normal(2, 3, 6)
     inner = F.silu(F.linear(x, layer.gate_proj.weight)) * F.linear(x, layer.up_proj.weight)
@@ -351,14 +351,14 @@ def test_gates_alone():
 
     g, a_log, bias = normal(2, 5, 3, 4), normal(3, seed=1), normal(12, seed=2)
     rate = a_log.exp()[:, None]
-    same(fused_kda_gate(g, a_log, bias, output_dtype=torch.float64), -rate * F.softplus(g + bias.view(3, 4)), [g, a_log, bias], "kda")
-    same(fused_kda_gate(g, a_log, bias, -5.0, torch.float64), -5 * torch.sigmoid(rate * (g + bias.view(3, 4))), [g, a_log, bias], "bound")
-    same(fused_kda_gate(g, lower_bound=-2.0, output_dtype=torch.float64), -2 * torch.sigmoid(g), [g], "bound alone")
+    same(fused_kda_gate(g, a_log, bias, output_dtype=REAL), -rate * F.softplus(g + bias.view(3, 4)), [g, a_log, bias], "kda")
+    same(fused_kda_gate(g, a_log, bias, -5.0, REAL), -5 * torch.sigmoid(rate * (g + bias.view(3, 4))), [g, a_log, bias], "bound")
+    same(fused_kda_gate(g, lower_bound=-2.0, output_dtype=REAL), -2 * torch.sigmoid(g), [g], "bound alone")
     assert fused_kda_gate(g, a_log).dtype == torch.float32 and fused_kda_gate(g[0], a_log).shape == g[0].shape
     with pytest.raises(ValueError, match="A_log"):
         fused_kda_gate(g)
     g, bias = normal(2, 5, 3), normal(3, seed=2)
-    same(fused_gdn_gate(g, a_log, bias, torch.float64), -a_log.exp() * F.softplus(g + bias), [g, a_log, bias], "gdn")
+    same(fused_gdn_gate(g, a_log, bias, REAL), -a_log.exp() * F.softplus(g + bias), [g, a_log, bias], "gdn")
 
 
 def test_feature_maps():
@@ -368,10 +368,10 @@ def test_feature_maps():
     y = torch.cat((F.relu(x), -F.relu(x)), -1)
     expected = torch.cat([y[..., [(i - j) % 8 for i in range(8)]] * y for j in (1, 2)], -1)
     same(feature_map.DPFPFeatureMap(4, nu=2)(x), expected, [x], "dpfp")
-    same(feature_map.HedgehogFeatureMap(4).double()(x), torch.cat((2 * x, -2 * x), -1).softmax(-1), [x], "hedgehog")
-    layer = feature_map.T2RFeatureMap(4, 6).double()
+    same(feature_map.HedgehogFeatureMap(4).to(REAL)(x), torch.cat((2 * x, -2 * x), -1).softmax(-1), [x], "hedgehog")
+    layer = feature_map.T2RFeatureMap(4, 6).to(REAL)
     same(layer(x), F.relu(x @ layer.layer.weight.T), [x], "t2r")
-    layer = feature_map.HadamardFeatureMap(4).double()
+    layer = feature_map.HadamardFeatureMap(4).to(REAL)
     expected = F.linear(x, layer.layer1.weight, layer.layer1.bias) * F.linear(x, layer.layer2.weight, layer.layer2.bias)
     same(layer(x), expected, [x], "hadamard")
     assert set(layer.state_dict()) == {"layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias"}
@@ -388,8 +388,8 @@ def test_half_precision_losses_are_summed_in_float32():
         logits = F.linear(x.view(-1, 256), head.weight, head.bias)
         truth = float(F.cross_entropy(logits.double(), labels.view(-1)))
         assert abs(float(FusedLinearCrossEntropyLoss()(x, labels, head.weight, head.bias)) - truth) < 1e-5 * truth
-        # what fla's test compares with: 2048 losses of about 8 added up in float16, whose steps are 16 by then
-        assert abs(float(F.cross_entropy(logits, labels.view(-1))) - truth) > 1e-2 * truth
+        # what fla's test compares with on a CPU: 2048 losses of about 8 added up in float16, whose steps are 16 by then
+        assert IS_CUDA or abs(float(F.cross_entropy(logits, labels.view(-1))) - truth) > 1e-2 * truth
 
 
 def test_rows_after_the_last_sequence_do_not_matter_to_it():

@@ -2,7 +2,7 @@
 """Every function of fastweight.fla.ops against a float64 loop over tokens, forward."""
 import pytest
 
-from fla_truth import AGREE, fastweight, fla_ops, function, inputs, near, torch, truth
+from fla_truth import AGREE, REAL, fastweight, fla_ops, function, inputs, near, torch, truth
 
 from fastweight.fla._table import ENTRIES
 
@@ -132,7 +132,7 @@ def test_gates_of_another_dtype():
 
 def test_a_fixed_decay_and_a_gate():
     given = inputs("fused_recurrent_simple_gla", seed=10, output_final_state=True)
-    given["g_gamma"] = -torch.tensor([0.1, 0.4], dtype=torch.float64)
+    given["g_gamma"] = -torch.tensor([0.1, 0.4], dtype=REAL)
     check("fused_recurrent_simple_gla", given)
     del given["g"]
     for name in ("chunk_simple_gla", "fused_chunk_simple_gla", "fused_recurrent_simple_gla"):
@@ -156,7 +156,7 @@ def test_gates_of_keys_and_values(name, gates, cu):
     given = inputs(name, seed=12, B=1 if cu else 2, T=19, HV=4 if "delta" in name else 2, cu=cu, output_final_state=True)
     wide = {"gk": given["q"].shape[3], "gv": given["v"].shape[3]}
     for word, width in wide.items():
-        given[word] = -torch.rand(*given["v"].shape[:3], width, dtype=torch.float64)
+        given[word] = -torch.rand(*given["v"].shape[:3], width, dtype=REAL)
     for word in ("g", "gk", "gv"):
         if word not in gates.split():
             given.pop(word, None)
@@ -169,7 +169,7 @@ def test_gates_of_keys_and_values(name, gates, cu):
                                   "fused_recurrent_comba"))
 def test_a_beta_for_every_value(name):
     given = inputs(name, seed=13, HV=2, V=40, output_final_state=True)  # fla's own backward goes wrong above 32
-    given["beta"] = torch.rand(*given["v"].shape, dtype=torch.float64)
+    given["beta"] = torch.rand(*given["v"].shape, dtype=REAL)
     check(name, given)
 
 

@@ -59,16 +59,36 @@ FILES = {
 }
 
 
+ON_CUDA = '''
+from fla.ops import chunk_simple_gla
+
+is_ours = chunk_simple_gla.__module__.startswith("fastweight")
+
+def test_that_passes():
+    assert is_ours
+
+def test_that_fails_with_ours_alone():
+    assert not is_ours
+
+def test_that_fails_with_both():
+    assert is_ours is None
+'''
+
+
+def write(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
 def test_outcomes(tmp_path):
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write(tmp_path, FILES)
     output = tmp_path / "found.json"
     command = [sys.executable, str(ROOT / "bench" / "fla_suite.py"), "--fla", str(tmp_path), "--limit", "2", "--output", str(output)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert output.exists(), done.stdout + done.stderr
     found = json.loads(output.read_text())
-    assert found["total"] == {"passed": 2, "failed": 1, "reference off": 0, "skipped": 1, "not run": 2}, done.stdout
+    assert found["total"] == {"passed": 2, "failed": 1, "reference off": 0, "fails with fla": 0, "skipped": 1, "not run": 2}, done.stdout
     assert done.returncode == 1
     name = "tests/ops/test_simple_gla.py"
     assert set(found["passed"]) == {f"{name}::test_ours_against_the_reference", f"{name}::test_that_only_asks_for_cuda"}
@@ -80,3 +100,16 @@ def test_outcomes(tmp_path):
     done = subprocess.run([*command, "--resume"], env=environment(), capture_output=True, text=True, check=False)
     again = json.loads(output.read_text())["total"]
     assert done.returncode == 0 and again == {**found["total"], "passed": 3, "failed": 0}, "only what had failed ran again"
+
+
+def test_what_fails_on_cuda_runs_again_with_flas_functions(tmp_path):
+    """The tests are of no device; what --device cuda changes is the second run."""
+    write(tmp_path, {**FILES, "tests/conftest.py": "", "tests/ops/test_simple_gla.py": ON_CUDA})
+    output = tmp_path / "found.json"
+    command = [sys.executable, str(ROOT / "bench" / "fla_suite.py"), "--fla", str(tmp_path), "--device", "cuda", "--output", str(output)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    found, name = json.loads(output.read_text()), "tests/ops/test_simple_gla.py"
+    assert done.returncode == 1 and list(found["passed"]) == [f"{name}::test_that_passes"], done.stdout
+    assert list(found["failed"]) == [f"{name}::test_that_fails_with_ours_alone"]
+    assert found["failed"][f"{name}::test_that_fails_with_ours_alone"].endswith("with fla's functions: passed ")
+    assert list(found["fails_with_fla"]) == [f"{name}::test_that_fails_with_both"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from package_calls import fastweight  # noqa: F401, E402, it finds the package
+from package_calls import DEVICE, IS_CUDA, fastweight, seeded  # noqa: F401, E402, it finds the package
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 transformers = pytest.importorskip("transformers", minversion="5.24", reason="not run: transformers 5.24 or later is not installed")
@@ -68,7 +68,7 @@ def shared_model(name):
 
 
 def tokens(*shape, seed=1):
-    return torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(1, VOCABULARY, shape, generator=seeded(seed))
 
 
 def states_of(cache):

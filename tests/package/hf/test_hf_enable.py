@@ -3,7 +3,7 @@
 import importlib
 
 import pytest
-from hf_models import MODELS, distance, hf, random_model, shared_model, tokens, torch, transformers
+from hf_models import DEVICE, MODELS, distance, hf, random_model, shared_model, seeded, tokens, torch, transformers
 
 
 def snapshot():
@@ -109,7 +109,7 @@ def test_functions_alone_when_the_forward_is_another(monkeypatch):
 def test_functions_do_not_write_what_they_are_given(function):
     """The stock functions leave initial_state alone, and so do ours; any value head ratio; K != V."""
     module = importlib.import_module("transformers.models.qwen3_next.modeling_qwen3_next")
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
     q, k = torch.randn(2, 2, 7, 3, 16, generator=generator)
     v, state = torch.randn(2, 7, 6, 24, generator=generator), torch.randn(2, 6, 16, 24, generator=generator)
     g, beta = -torch.rand(2, 7, 6, generator=generator), torch.rand(2, 7, 6, generator=generator)
@@ -126,7 +126,7 @@ def test_functions_do_not_write_what_they_are_given(function):
 def test_a_window_of_the_convolution_is_written_as_transformers_does():
     """x of 1, 2 and 6 tokens on a window of 4."""
     module = importlib.import_module("transformers.models.olmo_hybrid.modeling_olmo_hybrid")
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     weight, bias = torch.randn(10, 4, generator=generator), torch.randn(10, generator=generator)
     for tokens_ in (1, 2, 6):
         x, window = torch.randn(3, 10, tokens_, generator=generator), torch.randn(3, 10, 4, generator=generator)
@@ -135,6 +135,12 @@ def test_a_window_of_the_convolution_is_written_as_transformers_does():
         with hf.enable("olmo_hybrid"):
             found = module.causal_conv1d_update(x, mine, weight, bias, "silu")
         assert torch.equal(mine, window) and distance(found, expected) < 1e-5
+
+
+def test_tensors_of_other_devices_are_refused():
+    from fastweight.hf._places import refusal
+
+    assert refusal(torch.zeros(2, device=DEVICE)) is None and refusal(torch.zeros(2, device="meta")) == "tensors on the device meta"
 
 
 @torch.no_grad()

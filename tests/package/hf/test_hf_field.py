@@ -3,7 +3,7 @@
 import importlib
 
 import pytest
-from hf_models import MODELS, distance, hf, shared_model, tokens, torch
+from hf_models import MODELS, distance, hf, shared_model, seeded, tokens, torch
 
 FP32 = 1e-5  # as in test_hf_equal
 each_model = pytest.mark.parametrize("name", MODELS)
@@ -49,7 +49,7 @@ def test_field_039_packed_padded_and_separate(path, monkeypatch):
 def test_field_040_the_convolution_stops_at_a_boundary(told):
     """Lengths 1, 2, 3, 5 and four taps."""
     module = importlib.import_module("transformers.models.qwen3_next.modeling_qwen3_next")
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     x, weight = torch.randn(1, 6, 11, generator=generator), torch.randn(6, 4, generator=generator)
     ends = (0, 1, 3, 6, 11)
     alone = torch.cat([module.causal_conv1d_fn(x[..., a:b], weight, activation="silu") for a, b in zip(ends, ends[1:], strict=False)], -1)
@@ -62,7 +62,7 @@ def test_field_040_the_convolution_stops_at_a_boundary(told):
 def test_field_061_sizes_that_are_all_different():
     """B, T, H, K, V = 2, 7, 3, 5, 11."""
     module = importlib.import_module("transformers.models.qwen3_next.modeling_qwen3_next")
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     q, k = torch.randn(2, 2, 7, 3, 5, generator=generator)
     v, g = torch.randn(2, 7, 3, 11, generator=generator), -torch.rand(2, 7, 3, generator=generator)
     arguments = {"g": g, "beta": torch.rand(2, 7, 3, generator=generator), "output_final_state": True, "use_qk_l2norm_in_kernel": True}

@@ -5,7 +5,7 @@ import io
 import pickle
 
 import pytest
-from hf_models import assert_all_ran, distance, hf, random_model, shared_model, states_of, tokens, torch, transformers
+from hf_models import DEVICE, assert_all_ran, distance, hf, random_model, seeded, shared_model, states_of, tokens, torch, transformers
 
 FP32 = 1e-5  # as in test_hf_equal
 NAME = "qwen3_next"
@@ -210,7 +210,7 @@ def test_device_map_and_hooks_of_accelerate(tmp_path):
     model, x = shared_model(NAME), tokens(2, 9)
     model.save_pretrained(tmp_path)
     expected = model(x).logits
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=DEVICE)
     hooked = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     for module in hooked.modules():
         accelerate.hooks.add_hook_to_module(module, accelerate.hooks.AlignDevicesHook(io_same_device=True))
@@ -231,7 +231,7 @@ def test_autocast_is_within_twice_the_stock_error():
         return torch.cat([first.logits] + [model(x[:, t:t + 1], cache=first.cache).logits for t in range(36, 40)], 1).float()
 
     exact = run()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         stock = run()
         with hf.enable(NAME) as enabled:
             found = run()
@@ -259,7 +259,7 @@ def test_compiled_layer_is_one_graph_of_our_operators(name):
         graphs.append([str(node.target) for node in graph.graph.nodes])
         return graph.forward
 
-    hidden = torch.randn(2, 50, 48, generator=torch.Generator().manual_seed(1))
+    hidden = torch.randn(2, 50, 48, generator=seeded(1))
     expected = layer(hidden)
     with hf.enable(name):
         compiled = torch.compile(layer, fullgraph=True, backend=backend)
@@ -291,7 +291,7 @@ def test_a_graph_does_not_outlive_enable():
 def test_compiled_decode_step():
     """A graph of one token with a filled cache: logits and states as without torch.compile."""
     model, x = shared_model("qwen3_5"), tokens(2, 9)
-    layer, hidden = layer_of(model), torch.randn(2, 3, 48, generator=torch.Generator().manual_seed(2))
+    layer, hidden = layer_of(model), torch.randn(2, 3, 48, generator=seeded(2))
     with hf.enable("qwen3_5"):
         first, second = model(x).cache, model(x).cache
         compiled = torch.compile(layer, fullgraph=True, backend="eager")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models for the tests."""
-from nn_helpers import fnn, torch
+from nn_helpers import fnn, seeded, torch
 
 KINDS = {
     "time_mix": {"type": "RWKV7Attention", "head_dim": 8, "decay_low_rank_dim": 4, "gate_low_rank_dim": 4, "a_low_rank_dim": 4, "v_low_rank_dim": 4},
@@ -32,4 +32,4 @@ def model(layers=ALL, seed=0, dtype=torch.float32, **more):
 
 
 def tokens(batch, count, seed=1, low=1):
-    return torch.randint(low, 40, (batch, count), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(low, 40, (batch, count), generator=seeded(seed))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import package_calls  # noqa: F401  finds the package, or skips
+from package_calls import DEVICE, IS_CUDA, cpu_only, seeded  # noqa: F401, finds the package, or skips
 import pytest
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
@@ -19,7 +19,7 @@ HIDDEN = 32
 def make(name, seed=0, dtype=torch.float32, layer_idx=0, **more):
     """The layer of a case with every parameter drawn: what starts at 0 or 1 would hide a wrong place."""
     cls, arguments = CASES[name]
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     torch.manual_seed(seed)
     layer = getattr(fnn, cls)(**{"layer_idx": layer_idx, **arguments, **more})
     with torch.no_grad():
@@ -35,7 +35,7 @@ def make(name, seed=0, dtype=torch.float32, layer_idx=0, **more):
 
 
 def inputs(batch, tokens, seed=1, dtype=torch.float32):
-    return torch.randn(batch, tokens, HIDDEN, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(batch, tokens, HIDDEN, generator=seeded(seed), dtype=torch.float64).to(dtype)
 
 
 def first_values(name, x):

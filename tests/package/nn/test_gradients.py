@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from nn_helpers import CASES, distance, first_values, fnn, inputs, make, torch
+from nn_helpers import CASES, DEVICE, distance, first_values, fnn, inputs, make, seeded, torch
 from plain_layers import plain
 from torch.utils.checkpoint import checkpoint
 
@@ -22,7 +22,7 @@ def gradients(layer, x, weight, **first):
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_equal_those_of_the_plain_form(name):
     layer, x = make(name, layer_idx=index_of(name)), inputs(2, 37)
-    weight = torch.randn(2, 37, 32, generator=torch.Generator().manual_seed(3))
+    weight = torch.randn(2, 37, 32, generator=seeded(3))
     exact = {key: value.detach().double().requires_grad_() for key, value in layer.named_parameters()}
     y = x.double().requires_grad_()
     first = first_values(name, x)
@@ -48,7 +48,7 @@ def test_gradients_equal_those_of_the_plain_form(name):
 def test_packed_and_padded_gradients_equal_those_apart(name):
     layer, lengths = make(name, layer_idx=index_of(name)), [9, 20]
     parts = [inputs(1, n, seed=30 + n) for n in lengths]
-    weights = [torch.randn(1, n, 32, generator=torch.Generator().manual_seed(n)) for n in lengths]
+    weights = [torch.randn(1, n, 32, generator=seeded(n)) for n in lengths]
     apart = [gradients(layer, x, w) for x, w in zip(parts, weights)]
     packed = gradients(layer, torch.cat(parts, 1), torch.cat(weights, 1), cu_seqlens=torch.tensor([0, 9, 29]))
     assert distance(packed["x"], torch.cat([a["x"] for a in apart], 1)) < 1e-5
@@ -97,7 +97,7 @@ def test_segment_gradients_of_attention_equal_those_of_one_pass():
 @pytest.mark.parametrize("name", ["gated_delta_net"])
 def test_compiled_whole_equals_eager(name):
     layer, x = make(name), inputs(1, 20)
-    weight = torch.randn(1, 20, 32, generator=torch.Generator().manual_seed(4))
+    weight = torch.randn(1, 20, 32, generator=seeded(4))
     wanted = layer(x)[0]
     eager = gradients(layer, x, weight)
     with warnings.catch_warnings():
@@ -108,6 +108,16 @@ def test_compiled_whole_equals_eager(name):
         found = torch.autograd.grad((compiled(y) * weight).sum(), [y, *layer.parameters()])
     for key, value in zip(eager, found):
         assert distance(value, eager[key]) < 1e-5, key
+
+
+@pytest.mark.parametrize("name", ["kda", "gla", "gated_delta_product", "rwkv7_first"])
+def test_compiled_whole_under_a_device_of_the_callers(name):
+    """torch.device as a context (and torch.set_default_device) is a mode, under which torch.compile sees every call of torch through it."""
+    layer, x = make(name, layer_idx=index_of(name)), inputs(1, 20)
+    torch._dynamo.reset()
+    with torch.device(DEVICE):
+        found = torch.compile(lambda y: layer(y)[0], fullgraph=True, backend="aot_eager")(x)
+    assert distance(found, layer(x)[0]) < 3e-6
 
 
 @pytest.mark.parametrize("name", ["kda", "gla", "attention", "gated_delta_product"])
@@ -123,10 +133,10 @@ def test_checkpointed_gradients_are_the_same(name):
 @pytest.mark.parametrize("name", CASES)
 def test_autocast_trains_float32_layers(name):
     layer, x = make(name, layer_idx=index_of(name)), inputs(2, 20)
-    weight = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(5))
+    weight = torch.randn(2, 20, 32, generator=seeded(5))
     first = first_values(name, x)
     wanted = gradients(layer, x, weight, **first)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         y = x.clone().requires_grad_()
         o = layer(y, **first)[0]
     found = dict(zip(wanted, torch.autograd.grad((o.float() * weight).sum(), [y, *layer.parameters()])))

@@ -9,7 +9,7 @@ import pytest
 
 from fla_model_cases import MODELS
 from model_cases import KINDS, config, model, tokens
-from nn_helpers import ROOT, distance, fnn, torch
+from nn_helpers import DEVICE, ROOT, distance, fnn, seeded, torch
 
 SHIPPED = ROOT / "models" / "byte-hybrid"
 FLA = json.loads((Path(__file__).parent / "fla_models.json").read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def native_model(**more):
 def test_shipped_model_has_its_golden_logits():
     net = fnn.HybridLM.from_pretrained(SHIPPED, dtype=torch.float32)
     golden = safetensors.load_file(SHIPPED / "golden_logits.safetensors")
-    ids, wanted = golden["tokens"].long()[None], golden["logits"]
+    ids, wanted = golden["tokens"].long()[None].to(DEVICE), golden["logits"].to(DEVICE)
     assert (net(ids).logits[0] - wanted).abs().max() < 1e-4
     cache, cuts = fnn.Cache(), [0, 300, 301, 302, 702, 752]
     parts = [net(ids[:, a:b], past_key_values=cache, use_cache=True).logits[0] for a, b in zip(cuts, cuts[1:])]
@@ -69,7 +69,7 @@ def test_saved_models_come_back_and_the_native_runner_reads_them(tmp_path, tied)
     assert torch.equal(again(ids).logits, logits) and again.config == net.config
     if not PROGRAM.exists():
         pytest.skip(f"not run: the program is not built ({PROGRAM.name})")
-    golden = {"tokens": ids[0].float(), "logits": net.double()(ids).logits[0].float().contiguous()}
+    golden = {"tokens": ids[0].float(), "logits": net.cpu().double()(ids.cpu()).logits[0].float().contiguous()}
     safetensors.save_file(golden, tmp_path / "golden_logits.safetensors")
     found = subprocess.run([PROGRAM, "verify", "--json", "--model", tmp_path], capture_output=True, text=True)
     checks = json.loads(found.stdout)
@@ -97,7 +97,7 @@ def test_what_the_native_format_does_not_have_is_named_and_saved_otherwise(tmp_p
 @pytest.mark.parametrize("name", MODELS)
 def test_checkpoints_of_fla_models_load_strictly(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(FLA[name]["config"]), encoding="utf-8")
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     weights = {key: torch.randn(shape, generator=generator) * 0.2 for key, shape in FLA[name]["parameters"].items()}
     safetensors.save_file(weights, tmp_path / "model.safetensors")
     net = fnn.HybridLM.from_pretrained(tmp_path)
@@ -138,7 +138,7 @@ def test_loss_is_the_mean_over_the_next_labels():
     log = found.logits.double().log_softmax(-1)
     wanted = [-log[b, t, labels[b, t + 1]] for b in range(2) for t in range(11) if labels[b, t + 1] >= 0]
     assert len(wanted) == 7 + 11 and abs(found.loss - torch.stack(wanted).mean()) < 1e-6
-    assert torch.equal(net(ids, logits_to_keep=3).logits, found.logits[:, -3:])
+    assert distance(net(ids, logits_to_keep=3).logits, found.logits[:, -3:]) < 1e-6  # a product of fewer rows may add up otherwise
     with pytest.raises(ValueError, match="HybridLM: logits_to_keep is 3 beside labels, allowed 0"):
         net(ids, labels=labels, logits_to_keep=3)
 

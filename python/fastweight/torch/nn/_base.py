@@ -210,7 +210,7 @@ class LinearMixer(Mixer):
 
 def heads(x, size):
     """[..., h*size] -> [..., h, size]."""
-    return x.unflatten(-1, (-1, size))
+    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 def value_heads(name, num_heads, num_v_heads, head_dim, expand_v):

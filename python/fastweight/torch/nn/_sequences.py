@@ -51,7 +51,7 @@ def repad(y, indices, batch, tokens):
     if indices is None:
         return y
     whole = y.new_zeros(batch * tokens, *y.shape[2:])
-    return whole.index_put((indices,), y[0]).unflatten(0, (batch, tokens))
+    return whole.index_put((indices,), y[0]).view(batch, tokens, *y.shape[2:])
 
 
 def sequences(x, cu_seqlens):

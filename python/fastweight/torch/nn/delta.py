@@ -49,7 +49,7 @@ class DeltaNet(LinearMixer):
         elif self.qk_activation == "elu":
             q, k = F.elu(q) + 1, F.elu(k) + 1
         if self.qk_norm == "sum":
-            q, k = q / q.sum(-1, keepdim=True), k / k.sum(-1, keepdim=True)
+            q, k = ((y / y.sum(-1, keepdim=True)).to(y.dtype) for y in (q, k))  # autocast on CUDA takes sums in float32
         options = {"qk_norm": "l2" if self.qk_norm == "l2" else "none"}
         if self.use_beta:
             beta, options["beta_input"] = self.b_proj(x), "sigmoid_twice" if self.allow_neg_eigval else "sigmoid"
@@ -229,7 +229,7 @@ class GatedDeltaProduct(LinearMixer):
 
     def operands(self, x, q, k, v, place):
         n = self.num_householder
-        rows = lambda y: y.unflatten(-1, (n, -1)).flatten(1, 2)  # [B,T,n*size] -> [B,T*n,size]
+        rows = lambda y: heads(y, y.shape[-1] // n).flatten(1, 2)  # [B,T,n*size] -> [B,T*n,size]
         options = {"qk_norm": "l2", "n_sub": n, "beta_input": "sigmoid_twice" if self.allow_neg_eigval else "sigmoid"}
         if self.use_forget_gate:
             options.update(g=self.a_proj(x), gate_input="softplus", a_log=of_dtype(self.A_log, q), dt_bias=of_dtype(self.dt_bias, q))

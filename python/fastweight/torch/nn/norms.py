@@ -83,6 +83,7 @@ class GroupNorm(_Norm):
     def forward(self, x):
         """x [..., hidden_size]."""
         real = torch.float64 if x.dtype == torch.float64 else torch.float32
-        y = F.layer_norm(x.to(real).unflatten(-1, (self.num_groups, -1)), (self.hidden_size // self.num_groups,), eps=self.eps).flatten(-2)
+        size = self.hidden_size // self.num_groups
+        y = F.layer_norm(x.to(real).view(*x.shape[:-1], self.num_groups, size), (size,), eps=self.eps).flatten(-2)
         y = y if self.weight is None else y * self.weight
         return (y if self.bias is None else y + self.bias).to(x.dtype)

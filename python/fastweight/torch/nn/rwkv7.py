@@ -157,13 +157,13 @@ class RWKV7Attention(LinearMixer):
             v = torch.lerp(v, v_first.to(v.dtype), torch.sigmoid(self.v_lora(xv)))
         a, g, w = torch.sigmoid(self.a_lora(xa)), self.g_lora(xg), self.w_lora(xw)
         kk = heads(k * self.k_k.to(k.dtype), self.head_dim)
-        kk = ops.l2_norm(kk) if self.fuse_norm else F.normalize(kk, dim=-1)
+        kk = ops.l2_norm(kk) if self.fuse_norm else F.normalize(kk, dim=-1).to(kk.dtype)  # autocast on CUDA takes norms in float32
         k = torch.addcmul(k, k * (a - 1), self.k_a.to(k.dtype))
         r, w, k, a, v = heads(r, self.head_dim), heads(w, self.head_dim), heads(k, self.head_dim), heads(a, self.head_dim), heads(v, self.head_v_dim)
         o, state = self.recur(r, k, v, (-kk, kk * a, w), {"gate_input": "rwkv7", "scale": 1.0}, cu_seqlens, part.get("state"), use_cache, in_place)
         found = {"state": state, "shift": last_rows(x, cu_seqlens, part.get("shift"))} if use_cache else {}
         shape = o.shape[:2]
-        o = self.g_norm(o.flatten(-2)) if self.fuse_norm else self.g_norm(o.flatten(0, 1).flatten(-2)).unflatten(0, shape)
+        o = self.g_norm(o.flatten(-2)) if self.fuse_norm else self.g_norm(o.flatten(0, 1).flatten(-2)).view(*shape, self.value_dim)
         bonus = (r * k * self.r_k.to(r.dtype)).sum(-1, keepdim=True) * v
         return self.o_proj((o + bonus.flatten(-2)) * g), found, v_first
 
