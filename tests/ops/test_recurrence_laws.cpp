@@ -3,6 +3,7 @@
 // causality, chunk = recurrent, permutations, layouts, repeats and threads. "Same bits" is meant literally.
 #include <stdlib.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "harness_pieces.hpp"
@@ -272,6 +273,7 @@ TEST(Laws, RepeatsAndThreadsGiveTheSameBits) {
       for (const Path &path : paths(direction, row.dtype)) {
         Spec spec = row;
         spec.form = path.form;
+        if (path.impl == "cuda_chunk") spec.V = std::min<int64_t>(spec.V, 128);  // the most it computes
         if (has_gate_tensor(spec) && direction == FW_BACKWARD)
           spec.gate_input = FW_GATE_INPUT_SOFTPLUS, spec.parameters = 1;
         const Operands all = rounded_operands(spec, direction == FW_STEP);

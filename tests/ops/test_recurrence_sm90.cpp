@@ -139,7 +139,7 @@ TEST(Sm90, BackwardRefusals) {
     if (takes(s, kBeta)) s.beta_input = FW_BETA_INPUT_SIGMOID;
     EXPECT_EQ(of_backward(s), "accepted") << row_name(s);
   }
-  EXPECT_EQ(of_backward(by_axes(FW_GATE_SCALAR, FW_ERASE_SHARED_AFTER, 0)), "accepted");
+  EXPECT_EQ(of_backward(by_axes(FW_GATE_SCALAR, FW_ERASE_SHARED_AFTER, 0)), "refused: backward: beta is absent");
   const char *const erase = "refused: backward: the erase is neither none nor shared and read after the decay";
   for (int64_t op : {FW_OP_COMBA, FW_OP_DPLR, FW_OP_IPLR, FW_OP_RWKV7}) EXPECT_EQ(of_backward(of(op)), erase) << row_name(of(op));
   EXPECT_EQ(of_backward(of(FW_OP_GDN2)), "refused: backward: p, erase_gate or write_gate is given");
