@@ -95,13 +95,16 @@ def run_tests(build, seconds):
         return dict(pool.map(one, TESTS.items()))
 
 
-def run_sanitizers(build, seconds):
+def run_sanitizers(build, seconds, budget):
+    begin = time.perf_counter()
     found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(found).exists():
         return {"result": "not run: compute-sanitizer was not found"}
 
     def one(item):
         tool, (name, (impl, direction, case)) = item
+        if time.perf_counter() - begin > budget:
+            return f"{tool}, {name}, {impl}", report("sanitizer", f"{tool} {name}", "not run: the budget was used up", 0, "")
         command = [found, "--tool", tool, "--error-exitcode", "9", str(build / "tests/ops_recurrence_grid"), "--gtest_filter=Repro.Case"]
         status, took, text = run(command, seconds, FW_TEST_DEVICE="cuda", FW_TEST_CASE=case, FW_TEST_DIRECTION=str(direction), FW_TEST_IMPL=impl)
         return f"{tool}, {name}, {impl}", report("sanitizer", f"{tool} {name}", word_of(status, text), took, text)
@@ -116,6 +119,7 @@ def main():
     parser.add_argument("--peers", help="file of other engines' times on such a device")
     parser.add_argument("--rows", default="", help="as in gpu_rows.py")
     parser.add_argument("--seconds", type=float, default=120, help="longest time of one test or sanitizer run")
+    parser.add_argument("--sanitizer-budget", type=float, default=180, help="seconds after which no further sanitizer run begins")
     parser.add_argument("--budget", type=float, default=400, help="seconds for the times")
     parser.add_argument("--row-seconds", default="0.3", help="as in gpu_rows.py")
     parser.add_argument("--out", type=Path, help="the file (default: bench/results/<device>.json)")
@@ -123,7 +127,7 @@ def main():
     answer = {"device": "cuda"}
     if args.build:
         answer["tests"] = run_tests(args.build, args.seconds)
-        answer["sanitizers"] = run_sanitizers(args.build, args.seconds)
+        answer["sanitizers"] = run_sanitizers(args.build, args.seconds, args.sanitizer_budget)
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "rows.json"
         command = [sys.executable, str(HERE / "gpu_rows.py"), "--out", str(times), "--budget", str(args.budget), "--rows", args.rows,

@@ -47,7 +47,7 @@ def commit():
         changed = subprocess.run(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no", "src", "include"],
                                  capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("FW_COMMIT", "unknown")  # of a copy of the tree without its history
     return head + (" with changes" if changed else "")
 
 
