@@ -196,7 +196,8 @@ def cuda_cells(row):
 
 
 def cuda_table(rows):
-    head = ["B x T x HV", "gates", "ms", "eager ms", "floor / time", "goal ms", "best other engine ms, its / our time", "error", "implementation"]
+    head = ["B x T x HV", "gates", "ms", "eager ms", "floor / time", "goal ms", "best other engine ms, its / our time", "error",
+            "implementation of the forward" if rows[0]["direction"] == "backward" else "implementation"]
     lines = []
     for row in rows:
         heads = f"{row['HV']}" + (f" (H {row['H']})" if row["H"] != row["HV"] else "")

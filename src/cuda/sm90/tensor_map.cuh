@@ -26,8 +26,7 @@ inline cudaError_t encode_boxes(CUtensorMap *map, CUtensorMapDataType type, cons
   const CUresult result = reinterpret_cast<Encode>(entry)(
       map, type, 4, const_cast<void *>(base), all, bytes, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) return cudaErrorMemoryAllocation;
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;  // sizes, strides or an address
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 }  // namespace fw::sm90

@@ -242,6 +242,7 @@ __device__ inline void take_token(const Problem &p, const Panel &panel, int j, S
   panel.template write<kErase == FW_ERASE_INDEPENDENT>(channels.k(), kErase == FW_ERASE_INDEPENDENT ? channels.b() : nullptr,
                                                        kGate == FW_GATE_VECTOR ? channels.decay() : nullptr, decay, s.written[0],
                                                        s.written[kErase == FW_ERASE_INDEPENDENT]);
+  __syncwarp();  // u may be written again
 }
 
 template <fw_gate kGate, fw_erase kErase, class T>
