@@ -58,6 +58,16 @@ __device__ inline float *start_of(const Problem &p, const ChunkStates &kept, int
   return kept.starts + ((range * (is_packed ? 1 : p.N) + (is_packed ? 0 : n)) * p.HV + hv) * state;
 }
 
+// Of a ring of two or three stages the oldest has come, and every warp is done with the stage before.
+__device__ __forceinline__ void wait_for_stage(int stages) {
+  if (stages == 2) {
+    cuda::copy_wait<0>();
+  } else {
+    cuda::copy_wait<1>();
+  }
+  __syncthreads();
+}
+
 // 16 rows to shared memory, by kThreadsOf threads.
 template <int kThreadsOf, int kColumns>
 __device__ __forceinline__ void copy_image(float *to, int pitch, const float *from, int from_pitch) {

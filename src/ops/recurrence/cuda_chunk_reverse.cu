@@ -151,12 +151,7 @@ __global__ void __launch_bounds__(kReverseThreads)
   }
 
   for (int chunk = span.last - 1, at_stage = 0; chunk >= span.first; --chunk) {
-    if (stages == 2) {
-      cuda::copy_wait<0>();
-    } else {
-      cuda::copy_wait<1>();
-    }
-    __syncthreads();  // this chunk's images are there, and every warp is done with those of the chunk before
+    wait_for_stage(stages);
     copy_next();
     if (!has_columns) continue;
     const float *const stage = shared + at_stage * At::kFloats;

@@ -232,12 +232,7 @@ __global__ void __launch_bounds__(32 * kWarps) scan(const __grid_constant__ Prob
   int64_t slot_head = (span.local + span.first) * p.HV + hv;
   const uint32_t first_in_range = static_cast<uint32_t>(given(p.cu_seqlens) ? first_slot : span.first);
   for (int chunk = 0, at_stage = 0; chunk < chunks; ++chunk) {
-    if (stages == 2) {
-      cuda::copy_wait<0>();
-    } else {
-      cuda::copy_wait<1>();
-    }
-    __syncthreads();  // this chunk's images are there, and every warp is done with those of the chunk before
+    wait_for_stage(stages);
     copy_next();
     if (!has_columns) continue;
     const float *const stage = shared + at_stage * At::kFloats;

@@ -18,11 +18,10 @@
 // the operands of two tokens and before the store; __syncwarp behind u.
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
-#include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
-#include "ops/recurrence/cuda_step.cuh"
+#include "ops/recurrence/sm90_step.cuh"
 
 namespace fw::recurrence {
 namespace {
@@ -252,21 +251,12 @@ __global__ void __launch_bounds__(128) stream_step(const __grid_constant__ Probl
   constexpr int kTogether = kTokens<T>;
   T *state = cuda::dynamic_shared<T>();
   auto &s = *reinterpret_cast<StreamShared<kGate, kErase, kTogether> *>(reinterpret_cast<char *>(state) + bytes);
-  const uint32_t full = shared_address(&s.full), heads = static_cast<uint32_t>(p.HV), n = blockIdx.x / heads;
-  const int64_t hv = blockIdx.x - n * heads, h = hv / p.group();
-  if (threadIdx.x == 0) {
-    barrier_init(full, 1);
-    barrier_init_fence();
-  }
-  launch_next();
-  launch_wait();
-  const StepSequence sequence = step_sequence(p, n);
-  const cuda::DeviceSegment segment = sequence.segment;
-  if (sequence.slot < 0) {
-    zero_outputs(p, segment, hv);
-    return;
-  }
-  T *place = static_cast<T *>(p.state.data) + find_state(p, p.state, sequence.slot, hv).base;
+  const uint32_t full = shared_address(&s.full);
+  const StepHead head = begin_head(p, full, threadIdx.x == 0);
+  if (head.sequence.slot < 0) return;
+  const cuda::DeviceSegment segment = head.sequence.segment;
+  const int64_t hv = head.hv, h = head.h;
+  T *place = static_cast<T *>(p.state.data) + find_state(p, p.state, head.sequence.slot, hv).base;
   if (threadIdx.x == 0) {
     barrier_expect_bytes(full, bytes);
     load_bytes(shared_address(state), place, bytes, full);

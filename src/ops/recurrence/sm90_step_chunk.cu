@@ -15,14 +15,13 @@
 // a warp's own steps.
 #include "cuda/device.hpp"
 #include "cuda/launch.cuh"
-#include "cuda/sm90/barrier.cuh"
 #include "cuda/sm90/copy.cuh"
 #include "cuda/sm90/tensor_map.cuh"
 #include "cuda/tf32.cuh"
 #include "ops/recurrence/axes.hpp"
 #include "ops/recurrence/cuda_chunk.hpp"
 #include "ops/recurrence/cuda_launch.hpp"
-#include "ops/recurrence/cuda_step.cuh"
+#include "ops/recurrence/sm90_step.cuh"
 
 namespace fw::recurrence {
 namespace {
@@ -275,21 +274,12 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, K = static_cast<int>(p.K);
   float *panel = cuda::dynamic_shared<float>() + warp * K * kWarpColumns;
   auto &s = *reinterpret_cast<ChunkShared<kGate, kErase> *>(cuda::dynamic_shared<float>() + warps * K * kWarpColumns);
-  const uint32_t full = shared_address(&s.full[warp]), heads = static_cast<uint32_t>(p.HV), n = blockIdx.x / heads;
-  const int64_t hv = blockIdx.x - n * heads, h = hv / p.group();
-  if (lane == 0) {
-    barrier_init(full, 1);
-    barrier_init_fence();
-  }
-  launch_next();
-  launch_wait();
-  const StepSequence sequence = step_sequence(p, n);
-  const cuda::DeviceSegment segment = sequence.segment;
-  if (sequence.slot < 0) {
-    zero_outputs(p, segment, hv);
-    return;
-  }
-  const int column = warp * kWarpColumns, slot = static_cast<int>(sequence.slot);
+  const uint32_t full = shared_address(&s.full[warp]);
+  const StepHead head = begin_head(p, full, lane == 0);
+  if (head.sequence.slot < 0) return;
+  const cuda::DeviceSegment segment = head.sequence.segment;
+  const int64_t hv = head.hv, h = head.h;
+  const int column = warp * kWarpColumns, slot = static_cast<int>(head.sequence.slot);
   if (lane == 0) {
     barrier_expect_bytes(full, static_cast<uint32_t>(K * kWarpColumns * 4));
     load_box(shared_address(panel), &states, full, column, 0, static_cast<int>(hv), slot);
